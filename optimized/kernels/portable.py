@@ -1,0 +1,124 @@
+"""The kernels in plain torch: fp32, vectorised, for CPUs. The same logic is judged without a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from optimized.kernels import TOP_P_OFF, Batch
+from reference.arguments import Slots
+from reference.law import MIN_TEMPERATURE
+
+
+class PortableKernels:
+    """See `Kernels`. Probabilities are fp32, as on a GPU; running sums are float64."""
+
+    max_elements = 2**24  # 64 MB a temporary, and a handful of temporaries
+
+    def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
+        self.vocab_size = vocab_size
+        self.rng = rng
+
+    def reserve(self, n: int, parts: int) -> Tensor:  # noqa: ARG002  # one number a slot, in one tensor
+        """float64 [n], uniform in [0, 1)."""
+        return torch.rand(n, generator=self.rng, dtype=torch.float64, device=self.rng.device)
+
+    def part(self, stream: Tensor, index: int, at: slice) -> Tensor:  # noqa: ARG002  # the slots say it all
+        """See `Kernels.part`."""
+        return stream[at]
+
+    def argmax(self, slots: Slots, output: Tensor) -> None:
+        """See `Kernels.argmax`. torch documents the first of several maxima."""
+        torch.argmax(self._logits(slots), dim=1, out=output)
+
+    def probabilities(self, slots: Slots) -> Batch:
+        """See `Kernels.probabilities`."""
+        scaled, greedy, valid = self._scaled(slots)
+        probs = torch.where(greedy[:, None], 0.0, torch.softmax(scaled, dim=1))
+        probs[greedy, scaled.argmax(1)[greedy]] = 1.0
+        _, top_k, top_p = slots.parameters()
+        top_k = torch.where((top_k <= 0) | (top_k > self.vocab_size), self.vocab_size, top_k)
+        top_p = torch.where((top_p <= 0) | (top_p >= 1), TOP_P_OFF, top_p)
+        return Batch(probs, top_k.to(torch.int32), top_p, valid)
+
+    def log_probabilities(self, slots: Slots, output: Tensor) -> None:
+        """See `Kernels.log_probabilities`."""
+        scaled, greedy, valid = self._scaled(slots)
+        log_probs = torch.log_softmax(scaled, dim=1)
+        log_probs[greedy] = -math.inf
+        log_probs[greedy, scaled.argmax(1)[greedy]] = 0.0
+        self._store(log_probs, valid, output)
+
+    def log_filtered(self, batch: Batch, output: Tensor) -> None:
+        """See `Kernels.log_filtered`."""
+        self._store(batch.probs.log(), batch.valid, output)
+
+    def keep_top_k(self, batch: Batch) -> Batch:
+        """See `Kernels.keep_top_k`."""
+        return batch._replace(probs=_renormalise(batch.probs, _top_k_mask(batch)))
+
+    def keep_top_p(self, batch: Batch) -> Batch:
+        """See `Kernels.keep_top_p`."""
+        return batch._replace(probs=_renormalise(batch.probs, _top_p_mask(batch)))
+
+    def draw(self, batch: Batch, stream: Tensor, output: Tensor) -> None:
+        """See `Kernels.draw`."""
+        cdf = batch.probs.cumsum(1, dtype=torch.float64)
+        # The first token whose running sum exceeds u * total, which stays below the total: the last
+        # token with mass takes the rounding, and no token without mass is ever chosen.
+        total = cdf[:, -1]
+        threshold = torch.minimum(stream * total, torch.nextafter(total, torch.zeros_like(total)))
+        output.copy_(torch.searchsorted(cdf, threshold[:, None], right=True)[:, 0])
+
+    def draw_top_k(self, batch: Batch, stream: Tensor, output: Tensor) -> None:
+        """See `Kernels.draw_top_k`."""
+        self.draw(self.keep_top_k(batch), stream, output)
+
+    def draw_top_p(self, batch: Batch, stream: Tensor, output: Tensor) -> None:
+        """See `Kernels.draw_top_p`."""
+        self.draw(self.keep_top_p(batch), stream, output)
+
+    def draw_joint(self, batch: Batch, stream: Tensor, output: Tensor) -> None:
+        """See `Kernels.draw_joint`."""
+        probs = _renormalise(batch.probs, _top_k_mask(batch) & _top_p_mask(batch))
+        self.draw(batch._replace(probs=probs), stream, output)
+
+    def _logits(self, slots: Slots) -> Tensor:
+        rows = slots.logits[: slots.n] if slots.rows is None else slots.logits[slots.rows]
+        return rows[:, : self.vocab_size]
+
+    def _scaled(self, slots: Slots) -> tuple[Tensor, Tensor, Tensor]:
+        """(logits - maximum) / temperature, which rows are greedy, which valid. Invalid rows are made greedy."""
+        z = self._logits(slots).to(torch.float32)
+        maximum = z.amax(1, keepdim=True)  # NaN where the row has one
+        valid = maximum[:, 0].isfinite()
+        temperature, top_k, _ = slots.parameters()
+        greedy = (temperature == 0) | (top_k == 1) | ~valid
+        # The difference first: z / T may overflow, a difference can only reach -inf.
+        scaled = (z - maximum) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+        return torch.where(valid[:, None], scaled, 0.0), greedy, valid
+
+    def _store(self, log_probs: Tensor, valid: Tensor, output: Tensor) -> None:
+        output[:, self.vocab_size :] = -math.inf
+        output[:, : self.vocab_size] = log_probs
+        output[~valid] = math.nan
+
+
+def _top_k_mask(batch: Batch) -> Tensor:
+    kth = batch.probs.sort(1, descending=True).values.gather(1, batch.top_k[:, None].to(torch.int64) - 1)
+    return batch.probs >= kth
+
+
+def _top_p_mask(batch: Batch) -> Tensor:
+    descending = batch.probs.sort(1, descending=True).values
+    inclusive = descending.cumsum(1, dtype=torch.float64)
+    kept = ((inclusive - descending) < batch.top_p[:, None]).sum(1, keepdim=True)
+    # A run of equal tokens is kept whole if its first is.
+    return batch.probs >= descending.gather(1, kept - 1)
+
+
+def _renormalise(probs: Tensor, mask: Tensor) -> Tensor:
+    probs = torch.where(mask, probs, 0.0)
+    return probs / probs.sum(1, keepdim=True)

@@ -1,0 +1,143 @@
+"""The contract that every sampler here shares, and that an engine's sampler is judged by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from reference.arguments import check_counts, check_token_ids, check_vocab_size
+from reference.context import Context, filter_flags
+
+
+class TokenLogProbs(NamedTuple):
+    """Log-probs of the chosen tokens and of the most probable ones."""
+
+    chosen: Tensor  # float32 [rows]
+    top_values: Tensor  # float32 [rows, top_n], descending; ties in index order
+    top_ids: Tensor  # int64 [rows, top_n]
+
+
+class Sampling(ABC):
+    """Draws one token for each output slot.
+
+    vocab_size: number of real tokens; logits may be wider, the rest is padding.
+    rng: the only source of randomness. Every call with n > 0 advances it by an amount that n alone
+        fixes.
+
+    Wrong arguments raise a ValueError that names the argument, its value and what is allowed,
+    before anything is launched, advanced or written.
+    """
+
+    def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
+        check_vocab_size(vocab_size)
+        if not isinstance(rng, torch.Generator):
+            raise ValueError(f"rng must be a torch.Generator, got {type(rng).__name__}")  # noqa: TRY004  # as documented
+        self.vocab_size = vocab_size
+        self.rng = rng
+
+    @abstractmethod
+    def sample_kernel(
+        self,
+        logits: Tensor,
+        n: int,
+        context: Context,
+        *,
+        no_top_k: bool,
+        no_top_p: bool,
+        gather_indices: Tensor | None = None,
+        token_to_request_index: Tensor | None = None,
+        output: Tensor | None = None,
+        eager: bool = False,
+        cache_key: Hashable = None,
+    ) -> Tensor:
+        """Draw a token for each of n slots.
+
+        logits: float32, float16 or bfloat16 [>= n, W], any strides, W >= vocab_size.
+        n: number of slots; 0 returns an empty tensor and touches nothing.
+        context: the requests' parameters, see `reference.context.Context`.
+        no_top_k, no_top_p: the caller's promise that no active request uses that filter. False is
+            always allowed; `filter_flags(context)` computes both.
+        gather_indices: int32 or int64 [>= n], on the CPU or the logits' device. Slot i samples
+            logits row gather_indices[i], else row i.
+        token_to_request_index: the same kind of tensor. Slot i uses the parameters of request
+            token_to_request_index[i], else of request i.
+        output: int64 [n], written whole and returned; nothing beyond it is touched.
+        eager, cache_key: accepted, for callers that steer CUDA graphs with them.
+
+        Returns int64 [n]. Raises ValueError for a malformed call.
+        """
+
+    @abstractmethod
+    def log_probs_kernel(
+        self, logits: Tensor, context: Context, *, token_to_request_index: Tensor | None = None
+    ) -> Tensor:
+        """Log-probs of the distribution that `sample_kernel` draws from, for every row of `logits`.
+
+        logits: [rows, W]. token_to_request_index: [>= rows], row -> request, else row i is request i.
+
+        Returns float32 [rows, W], in nats: -inf where a token cannot be drawn, NaN for an invalid
+        row. Raises ValueError for a malformed call.
+        """
+
+    def sample_speculative(
+        self,
+        required_logits: Tensor,
+        num_decode: int,
+        num_prefill: int,
+        num_speculative_tokens: int,
+        context: Context,
+        *,
+        gather_indices: Tensor | None = None,
+        eager: bool = False,
+        cache_key: Hashable = None,
+    ) -> Tensor:
+        """Draw a token for each row of a speculative step.
+
+        required_logits: [>= n, W] with n = num_decode * (1 + num_speculative_tokens) + num_prefill:
+            the decode requests first, 1 + S rows each, request-major; then one row for each prefill
+            request. The other arguments are those of `sample_kernel`.
+
+        Returns int64 [n].
+        """
+        check_counts(num_decode, num_prefill, num_speculative_tokens)
+        decode_rows = num_decode * (1 + num_speculative_tokens)
+        n = decode_rows + num_prefill
+        row = torch.arange(n, device=required_logits.device)
+        request = torch.where(
+            row < decode_rows, row // (1 + num_speculative_tokens), row - decode_rows + num_decode
+        )
+        return self.sample_kernel(
+            required_logits,
+            n,
+            context,
+            **filter_flags(context, self.vocab_size),
+            gather_indices=gather_indices,
+            token_to_request_index=request,
+            eager=eager,
+            cache_key=cache_key,
+        )
+
+    def token_log_probs(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        context: Context,
+        *,
+        top_n: int = 0,
+        token_to_request_index: Tensor | None = None,
+    ) -> TokenLogProbs:
+        """Log-probs of the chosen tokens, and of the `top_n` most probable tokens, of each row.
+
+        logits: [rows, W]; token_ids: int32 or int64 [rows]. Costs a `log_probs_kernel` here; a
+        sampler that can avoid the [rows, W] tensor overrides it.
+        """
+        check_token_ids(token_ids, logits, self.vocab_size, top_n)
+        log_probs = self.log_probs_kernel(logits, context, token_to_request_index=token_to_request_index)
+        chosen = log_probs.gather(1, token_ids.to(torch.int64)[:, None])[:, 0]
+        # A stable sort, not topk: equal log-probs must come in the same order on every device.
+        top = torch.sort(log_probs[:, : self.vocab_size], dim=1, descending=True, stable=True)
+        return TokenLogProbs(chosen, top.values[:, :top_n], top.indices[:, :top_n])

@@ -1,0 +1,335 @@
+"""The law: for given logits and parameters, which tokens may be drawn, and with which probability.
+
+Everything is real arithmetic evaluated in float64; the order of tokens is decided on the logits as
+given, whatever their dtype, so it is exact. An fp32 sampler cannot decide membership exactly at the
+edge of a filter, so the law also says which tokens every right sampler keeps (``must_keep``) and
+which one may keep (``may_keep``). The width of that band is derived in `_log_error` and `_sum_error`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+TieRule = Literal["keep-all", "lowest-index", "any"]
+
+MIN_TEMPERATURE = 1e-6
+"""Temperatures in (0, 1e-6) act as 1e-6."""
+
+_ROUNDING = 2.0**-24
+"""Unit roundoff of float32: the largest relative error of one correctly rounded operation."""
+
+_SMALLEST_NORMAL = 2.0**-126
+"""GPU fast exponentials flush smaller float32 results to zero, so such tokens may be lost."""
+
+_MAX_LOG_ERROR = 300.0
+"""Cap on a log-probability band, in nats: e^300 * V still fits a float64 sum, and no two float32
+numbers this far apart in log-probability can both have mass."""
+
+_ELEMENTS_PER_CHUNK = 2**22
+"""Rows are processed in chunks of about this many logits. The chunk's temporaries are at most
+twenty float64 arrays of that size: 0.7 GB."""
+
+
+@dataclass(frozen=True)
+class LawOptions:
+    """The points on which sampler authors defensibly differ. The defaults are the law.
+
+    top_k_ties, top_p_ties: tokens tied at the edge of the filter are all kept (``keep-all``), kept
+        in index order until the filter is full (``lowest-index``), or any choice among them is
+        right (``any``: `probs` shows the lowest-index choice, the band admits the others).
+    greedy_ties: a greedy row with tied maxima gives the lowest index, or ``any`` of them.
+    filter_order: top-p acts on the renormalised survivors of top-k, or both act on the whole
+        distribution (``joint``).
+    top_k_off, top_p_off: values that switch a filter off. k >= V always does. A p of 0 that is not
+        "off" keeps the most probable token only.
+    greedy_temperatures: values of T that mean greedy.
+    log_probs: of the distribution drawn from (``processed``), or of softmax(logits) (``raw``).
+    parameters_by: a slot that gathers another logits row takes its parameters by ``slot`` or by
+        logits ``row``.
+    uniform_bits: resolution of the random number behind a draw.
+    """
+
+    top_k_ties: TieRule = "keep-all"
+    top_p_ties: TieRule = "keep-all"
+    greedy_ties: Literal["lowest-index", "any"] = "lowest-index"
+    filter_order: Literal["top-k-first", "joint"] = "top-k-first"
+    top_k_off: frozenset[int] = frozenset({0})
+    top_p_off: frozenset[float] = frozenset({0.0, 1.0})
+    greedy_temperatures: frozenset[float] = frozenset({0.0})
+    log_probs: Literal["processed", "raw"] = "processed"
+    parameters_by: Literal["slot", "row"] = "slot"
+    uniform_bits: int = 53
+
+
+@dataclass(frozen=True)
+class Law:
+    """What the law says of n rows.
+
+    probs: float64 [n, W], the exact distribution; a row of NaN where the row is invalid.
+    must_keep, may_keep: bool [n, W]. Tokens outside `may_keep` must never be drawn.
+    band: int64 [b, 2], the (row, token) pairs in `may_keep` but not in `must_keep`.
+    band_mass: float64 [b], the mass of each, in units of its row's kept mass.
+    log_error: float64 [n], bound on |log(p_fp32 / p)| before filtering, over the tokens that
+        carry at least 2^-40 of the row's mass.
+    valid: bool [n], false for rows with a NaN, a +inf or no finite logit.
+    """
+
+    probs: Tensor
+    must_keep: Tensor
+    may_keep: Tensor
+    band: Tensor
+    band_mass: Tensor
+    log_error: Tensor
+    valid: Tensor
+
+
+def law(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    *,
+    vocab_size: int | None = None,
+    options: LawOptions | None = None,
+) -> Law:
+    """The law for each row of `logits`.
+
+    logits: float32, float16 or bfloat16 [n, W]; columns from `vocab_size` on are padding.
+    temperature, top_k, top_p: [n], one entry a row, as stored (float32, int, float32).
+
+    Works through the rows in chunks; beyond the result it needs less than 1 GB.
+    """
+    options = options or LawOptions()
+    width = logits.shape[1]
+    rows_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, width))
+    n = logits.shape[0]
+    device = logits.device
+    probs = torch.empty(n, width, dtype=torch.float64, device=device)
+    must = torch.empty(n, width, dtype=torch.bool, device=device)
+    may = torch.empty_like(must)
+    log_error = torch.empty(n, dtype=torch.float64, device=device)
+    valid = torch.empty(n, dtype=torch.bool, device=device)
+    bands = [torch.empty(0, 2, dtype=torch.int64, device=device)]
+    band_masses = [torch.empty(0, dtype=torch.float64, device=device)]
+    for start in range(0, n, rows_per_chunk):
+        rows = slice(start, start + rows_per_chunk)
+        part = _law_of_chunk(
+            logits[rows],
+            temperature[rows].to(torch.float64),
+            top_k[rows].to(torch.int64),
+            top_p[rows].to(torch.float64),
+            vocab_size if vocab_size is not None else width,
+            options,
+        )
+        probs[rows], must[rows], may[rows] = part.probs, part.must_keep, part.may_keep
+        log_error[rows], valid[rows] = part.log_error, part.valid
+        bands.append(part.band + torch.tensor([start, 0], device=device))
+        band_masses.append(part.band_mass)
+    return Law(probs, must, may, torch.cat(bands), torch.cat(band_masses), log_error, valid)
+
+
+def is_greedy(temperature: Tensor, top_k: Tensor, options: LawOptions) -> Tensor:
+    """Bool, of the arguments' shape: all mass on the maximum (k = 1, or T says so)."""
+    return (top_k == 1) | _is_one_of(temperature, options.greedy_temperatures)
+
+
+def _is_one_of(values: Tensor, members: frozenset[int] | frozenset[float]) -> Tensor:
+    # Compared as float32: the parameters are stored so, and 0, 1, -1 are exact.
+    return torch.isin(values, torch.tensor(sorted(members), dtype=values.dtype, device=values.device))
+
+
+def _log_error(w: Tensor, w_max: Tensor) -> Tensor:
+    """Bound on the error of a token's log-mass relative to the maximum's, in nats, for fp32 math.
+
+    w: float64 [n, W], z / T. Roundings, each at most 2^-24 relative:
+    - w itself, as z / T or z * (1 / T): two roundings, for the token and for the maximum;
+    - w - w_max, and its product with log2(e), itself rounded: three, and one to spare for an
+      implementation that subtracts before it divides;
+    - the exponential (hardware exp2: 2 ulp, so four roundings) and the normaliser's division,
+      rounded twice: six, and two to spare.
+    """
+    error = _ROUNDING * (2 * (w.abs() + w_max.abs()) + 4 * (w_max - w) + 8)
+    return torch.where(w.isfinite(), error, 0.0).clamp(max=_MAX_LOG_ERROR)
+
+
+def _sum_error(width: int) -> float:
+    """Relative error of an fp32 sum of `width` non-negative terms, summed as GPU block scans do.
+
+    A sum is off by at most (longest chain of additions) * 2^-24. Tiles of 4,096 are summed as a
+    tree (12 additions), then carried from tile to tile (W / 4,096); a per-thread run of 16 inside
+    the tile adds 16. Twice that, because a mass is compared with a total summed the same way.
+    """
+    tile = 4096
+    chain = math.ceil(math.log2(max(2, min(width, tile)))) + 16 + math.ceil(width / tile)
+    return 2 * chain * _ROUNDING
+
+
+def _law_of_chunk(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, vocab_size: int, options: LawOptions
+) -> Law:
+    width = logits.shape[1]
+    column = torch.arange(width, device=logits.device)
+    # Adding 0 turns -0.0 into 0.0: some sorts order them by their bits.
+    z = torch.where(column < vocab_size, logits + 0.0, -math.inf)
+    valid = ~(z.isnan() | (z == math.inf)).any(1) & (z > -math.inf).any(1)
+    z = torch.where(valid[:, None], z, 0.0)
+
+    # Everything from here on is in descending order; `order` leads back. Stable: ties by index.
+    z, order = torch.sort(z, dim=1, descending=True, stable=True)
+    finite = z > -math.inf
+    w = z.to(torch.float64) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+    error = _log_error(w, w[:, :1])
+    mass = torch.exp(w - w[:, :1])
+    ties = _Ties.of(z)
+
+    keep_k, must_k, may_k = _top_k(w, error, finite, ties, top_k[:, None], vocab_size, options)
+    survivors = finite if options.filter_order == "joint" else keep_k
+    keep = keep_k & _top_p(mass, survivors, ties, top_p[:, None], options)
+    must, may = _top_p_band(w, error, mass, finite, must_k, may_k, ties, top_p[:, None], options)
+    must &= mass * torch.exp(-error) >= _SMALLEST_NORMAL * (mass * finite).sum(1, keepdim=True)
+
+    greedy = is_greedy(temperature, top_k, options)[:, None]
+    first = column == 0
+    tied = (ties.start == 0) & finite
+    keep = torch.where(greedy, first, keep)
+    may = torch.where(greedy, tied if options.greedy_ties == "any" else first, may | keep)
+    must = torch.where(greedy, first & (may.sum(1, keepdim=True) == 1), must & keep)
+
+    kept = mass * keep
+    total = kept.sum(1, keepdim=True)
+    band = may & ~must
+    band_row, band_position = band.nonzero(as_tuple=True)
+    band_token = order[band_row, band_position]
+    band_mass = mass[band_row, band_position] / total[band_row, 0]
+    carries_mass = mass * finite >= 2.0**-40 * mass.sum(1, keepdim=True)
+
+    def unsort(values: Tensor) -> Tensor:
+        return torch.empty_like(values).scatter_(1, order, values)
+
+    valid_rows = valid[:, None]
+    in_band = valid[band_row]
+    return Law(
+        probs=torch.where(valid_rows, unsort(kept / total), math.nan),
+        must_keep=unsort(must) & valid_rows,
+        may_keep=torch.where(valid_rows, unsort(may), column < vocab_size),
+        band=torch.stack([band_row, band_token], 1)[in_band],
+        band_mass=band_mass[in_band],
+        log_error=(error * carries_mass).amax(1),
+        valid=valid,
+    )
+
+
+@dataclass(frozen=True)
+class _Ties:
+    """Runs of equal logits in sorted order. All int64 [n, W]."""
+
+    position: Tensor
+    start: Tensor  # position of the run's first token: how many tokens are strictly larger
+    end: Tensor  # one past its last
+
+    @staticmethod
+    def of(z: Tensor) -> _Ties:
+        width = z.shape[1]
+        position = torch.arange(width, device=z.device).expand_as(z)
+        edge = torch.ones_like(z, dtype=torch.bool)
+        edge[:, 1:] = z[:, 1:] != z[:, :-1]
+        start = torch.where(edge, position, 0).cummax(1).values
+        next_edge = torch.where(edge, position, width).roll(-1, 1)
+        next_edge[:, -1] = width
+        end = next_edge.flip(1).cummin(1).values.flip(1)
+        return _Ties(position, start, end)
+
+    def before(self, rule: TieRule) -> Tensor:
+        """How many tokens come before this one in the exact law."""
+        return self.start if rule == "keep-all" else self.position
+
+    def surely_before(self, rule: TieRule) -> Tensor:
+        """How many tokens of its own run come before this one in every right sampler."""
+        return self.position - self.start if rule == "lowest-index" else torch.zeros_like(self.start)
+
+    def never_before(self, rule: TieRule) -> Tensor:
+        """How many tokens of its own run, itself included, come before it in no right sampler."""
+        if rule == "any":
+            return torch.ones_like(self.start)
+        return self.end - (self.start if rule == "keep-all" else self.position)
+
+
+def _at(sorted_w: Tensor, index: Tensor) -> Tensor:
+    """sorted_w at index; +inf before the first token, -inf beyond the last."""
+    width = sorted_w.shape[1]
+    value = sorted_w.gather(1, index.clamp(0, width - 1))
+    return torch.where(index < 0, math.inf, torch.where(index >= width, -math.inf, value))
+
+
+def _top_k(
+    w: Tensor, error: Tensor, finite: Tensor, ties: _Ties, k: Tensor, vocab_size: int, options: LawOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Exact, must and may sets of top-k. Fewer than m tokens exceed x iff the m-th is at most x."""
+    rule = options.top_k_ties
+    off = _is_one_of(k, options.top_k_off) | (k >= vocab_size)
+    exact = ties.before(rule) < k
+    may = _at(w, k - 1 - ties.surely_before(rule)) <= w + 2 * error
+    must = _at(w, k - 1 + ties.never_before(rule)) <= w - 2 * error
+    return (exact | off) & finite, (must | off) & finite, (may | off) & finite
+
+
+def _top_p(mass: Tensor, survivors: Tensor, ties: _Ties, p: Tensor, options: LawOptions) -> Tensor:
+    """Exact nucleus: kept while the survivors that come before hold less than p of the mass."""
+    mass = mass * survivors
+    inclusive = mass.cumsum(1)
+    before_index = ties.before(options.top_p_ties)
+    before = (inclusive - mass).gather(1, before_index)
+    off = _is_one_of(p, options.top_p_off)
+    return off | (before < p * inclusive[:, -1:]) | (before_index == 0)
+
+
+def _top_p_band(
+    w: Tensor,
+    error: Tensor,
+    mass: Tensor,
+    finite: Tensor,
+    must_k: Tensor,
+    may_k: Tensor,
+    ties: _Ties,
+    p: Tensor,
+    options: LawOptions,
+) -> tuple[Tensor, Tensor]:
+    """Must and may sets of top-p on top of those of top-k.
+
+    Each mass lies between mass * e^-error and mass * e^error, each token of the top-k band may be
+    there or not, tokens closer than twice the error may change places, sums are off by `_sum_error`.
+    """
+    rule = options.top_p_ties
+    joint = options.filter_order == "joint"
+    high = _prefix(mass * error.exp() * (finite if joint else may_k))
+    low = _prefix(mass * (-error).exp() * (finite if joint else must_k))
+
+    descending = -w
+    surely_larger = torch.searchsorted(descending, descending - 2 * error)
+    maybe_larger = torch.searchsorted(descending, descending + 2 * error)
+    tied_before = ties.start + ties.surely_before(rule)
+    a_low = low.gather(1, surely_larger) + low.gather(1, tied_before) - low.gather(1, ties.start)
+    b_high = high[:, -1:] - high.gather(1, surely_larger) - high.gather(1, tied_before) + high.gather(1, ties.start)
+    # Rounding of the prefixes in float64 must not turn "nothing comes before" into something.
+    never = ties.never_before(rule)
+    not_before_high = high.gather(1, ties.end) - high.gather(1, ties.end - never)
+    not_before_low = low.gather(1, ties.end) - low.gather(1, ties.end - never)
+    a_high = torch.where(maybe_larger == never, 0.0, high.gather(1, maybe_larger) - not_before_high).clamp(min=0)
+    b_low = low[:, -1:] - low.gather(1, maybe_larger) + not_before_low
+
+    # 2^-24: samplers that compare with 1 - p round it; the sums' own error is relative.
+    slack = _sum_error(w.shape[1])
+    before_low = a_low / (a_low + b_high) * (1 - slack) - _ROUNDING
+    before_high = torch.where(a_high > 0, a_high / (a_high + b_low) * (1 + slack) + _ROUNDING, 0.0)
+    off = _is_one_of(p, options.top_p_off)
+    return must_k & (off | (before_high < p) | (a_high == 0)), may_k & (off | (before_low < p))
+
+
+def _prefix(mass: Tensor) -> Tensor:
+    """[n, W + 1]: column i is the sum of the first i masses."""
+    return torch.nn.functional.pad(mass.cumsum(1), (1, 0))
