@@ -35,7 +35,11 @@ class FlashInferSampling(Sampling):
     claims: ClassVar[dict[str, Any]] = {"cuda_graph": True}
 
     def __init__(
-        self, vocab_size: int, rng: torch.Generator, config: object = None, enable_cuda_graph: bool = False
+        self,
+        vocab_size: int,
+        rng: torch.Generator,
+        config: object = None,
+        enable_cuda_graph: bool = False,  # noqa: FBT001, FBT002  # engines may pass it by position
     ) -> None:
         super().__init__(vocab_size, rng)
         self.config = config

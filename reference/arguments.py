@@ -52,9 +52,12 @@ class Slots:
             by_row = (self.logits[at], None) if self.rows is None else (self.logits, self.rows[at])
             requests = None if self.requests is None else self.requests[at]
             own = at if self.requests is None else slice(None)
-            yield at, Slots(
-                *(by_row[0], at.stop - at.start, by_row[1], requests),
-                *(self.temperature[own], self.top_k[own], self.top_p[own]),
+            yield (
+                at,
+                Slots(
+                    *(by_row[0], at.stop - at.start, by_row[1], requests),
+                    *(self.temperature[own], self.top_k[own], self.top_p[own]),
+                ),
             )
 
 
@@ -63,8 +66,8 @@ def check_sample_call(
     logits: Tensor,
     n: int,
     context: Context,
-    no_top_k: bool,
-    no_top_p: bool,
+    no_top_k: bool,  # noqa: FBT001  # in the order of `Sampling.sample_kernel`
+    no_top_p: bool,  # noqa: FBT001  # likewise
     gather_indices: Tensor | None,
     token_to_request_index: Tensor | None,
     output: Tensor | None,
@@ -157,7 +160,7 @@ def _check_logits(logits: Tensor, vocab_size: int) -> None:
 
 
 def _check_parameter(name: str, view: Any, device: torch.device) -> None:
-    values = getattr(view, name, None)
+    values: Any = getattr(view, name, None)
     _check_is_tensor(f"context.gpu_view.{name}", values, _PARAMETER_DTYPES[name])
     if values.ndim != 1 or values.device != device:
         raise ValueError(
@@ -166,9 +169,7 @@ def _check_parameter(name: str, view: Any, device: torch.device) -> None:
         )
 
 
-def _check_index(
-    name: str, index: Tensor | None, n: int, limit: int, device: torch.device
-) -> Tensor | None:
+def _check_index(name: str, index: Tensor | None, n: int, limit: int, device: torch.device) -> Tensor | None:
     """The first n entries, on `device`. Checks the values where they can be seen without a sync."""
     if index is None:
         return None

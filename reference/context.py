@@ -34,7 +34,8 @@ class Context(Protocol):
     """
 
     @property
-    def gpu_view(self) -> Any: ...
+    def gpu_view(self) -> Any:
+        """What `GpuView` describes."""
 
 
 class FilterFlags(TypedDict):
@@ -162,9 +163,7 @@ def batch_facts(context: Context, vocab_size: int | None) -> BatchFacts | None:
     return _facts(parameters, vocab_size)
 
 
-def check_parameters(
-    temperature: npt.NDArray[Any], top_k: npt.NDArray[Any], top_p: npt.NDArray[Any]
-) -> None:
+def check_parameters(temperature: npt.NDArray[Any], top_k: npt.NDArray[Any], top_p: npt.NDArray[Any]) -> None:
     """Raise a ValueError that names the first parameter out of range, its request and its value."""
     for name, values, allowed, right in (
         ("temperature", temperature, "finite and at least 0", (temperature >= 0) & (temperature < math.inf)),
@@ -177,9 +176,7 @@ def check_parameters(
 
 
 def _to_numpy(name: str, values: Sequence[float] | Tensor, dtype: Any) -> npt.NDArray[Any]:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
-    array = np.asarray(values)
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {array.shape}")
     if array.size and array.dtype.kind not in ("iu" if dtype is np.int64 else "iuf"):

@@ -107,9 +107,7 @@ class Sampling(ABC):
         decode_rows = num_decode * (1 + num_speculative_tokens)
         n = decode_rows + num_prefill
         row = torch.arange(n, device=required_logits.device)
-        request = torch.where(
-            row < decode_rows, row // (1 + num_speculative_tokens), row - decode_rows + num_decode
-        )
+        request = torch.where(row < decode_rows, row // (1 + num_speculative_tokens), row - decode_rows + num_decode)
         return self.sample_kernel(
             required_logits,
             n,

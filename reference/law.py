@@ -3,7 +3,7 @@
 Everything is real arithmetic evaluated in float64; the order of tokens is decided on the logits as
 given, whatever their dtype, so it is exact. An fp32 sampler cannot decide membership exactly at the
 edge of a filter, so the law also says which tokens every right sampler keeps (``must_keep``) and
-which one may keep (``may_keep``). The width of that band is derived in `_log_error` and `_sum_error`.
+which one may keep (``may_keep``). The width of that band is derived in `_log_error` and `sum_error`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _log_error(w: Tensor, w_max: Tensor) -> Tensor:
     return torch.where(w.isfinite(), error, 0.0).clamp(max=_MAX_LOG_ERROR)
 
 
-def _sum_error(width: int) -> float:
+def sum_error(width: int) -> float:
     """Relative error of an fp32 sum of `width` non-negative terms, summed as GPU block scans do.
 
     A sum is off by at most (longest chain of additions) * 2^-24. Tiles of 4,096 are summed as a
@@ -302,7 +302,7 @@ def _top_p_band(
     """Must and may sets of top-p on top of those of top-k.
 
     Each mass lies between mass * e^-error and mass * e^error, each token of the top-k band may be
-    there or not, tokens closer than twice the error may change places, sums are off by `_sum_error`.
+    there or not, tokens closer than twice the error may change places, sums are off by `sum_error`.
     """
     rule = options.top_p_ties
     joint = options.filter_order == "joint"
@@ -323,7 +323,7 @@ def _top_p_band(
     b_low = low[:, -1:] - low.gather(1, maybe_larger) + not_before_low
 
     # 2^-24: samplers that compare with 1 - p round it; the sums' own error is relative.
-    slack = _sum_error(w.shape[1])
+    slack = sum_error(w.shape[1])
     before_low = a_low / (a_low + b_high) * (1 - slack) - _ROUNDING
     before_high = torch.where(a_high > 0, a_high / (a_high + b_low) * (1 + slack) + _ROUNDING, 0.0)
     off = _is_one_of(p, options.top_p_off)

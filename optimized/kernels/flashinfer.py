@@ -56,9 +56,7 @@ class FlashInferKernels:
 
     max_elements = 2**30  # 4 GiB of probabilities; row offsets stay below 2^31
 
-    def __init__(
-        self, vocab_size: int, rng: torch.Generator, device: torch.device, *, enable_cuda_graph: bool
-    ) -> None:
+    def __init__(self, vocab_size: int, rng: torch.Generator, device: torch.device, *, enable_cuda_graph: bool) -> None:
         self.vocab_size = vocab_size
         self.rng = rng
         self.device = device

@@ -43,8 +43,11 @@ def _summary_kernel(
     logits, row_stride, column_stride, rows, requests, temperature, top_k, summary, vocab_size, tiles,
     HAS_ROWS: tl.constexpr, HAS_REQUESTS: tl.constexpr, ALL_GREEDY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """summary[slot, 0, tile] = maximum; summary[slot, 1, tile] = sum of exponentials, or for greedy
-    rows the maximum's lowest index, as bits. The maximum is NaN where a logit is NaN or +inf."""
+    """Leave each tile's maximum and sum of exponentials.
+
+    summary[slot, 0, tile] = maximum; summary[slot, 1, tile] = sum of exponentials, or for greedy
+    rows the maximum's lowest index, as bits. The maximum is NaN where a logit is NaN or +inf.
+    """
     slot = tl.program_id(0).to(tl.int64)  # the first axis has no limit of 65,535
     tile = tl.program_id(1)
     row = tl.load(rows + slot).to(tl.int64) if HAS_ROWS else slot
@@ -135,9 +138,7 @@ def _softmax_kernel(
 
 
 @triton.jit
-def _log_kernel(
-    probs, probs_stride, slot_valid, output, output_stride, output_width, vocab_size, BLOCK: tl.constexpr
-):
+def _log_kernel(probs, probs_stride, slot_valid, output, output_stride, output_width, vocab_size, BLOCK: tl.constexpr):
     slot = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     p = tl.load(probs + slot * probs_stride + column, mask=column < vocab_size, other=0.0)

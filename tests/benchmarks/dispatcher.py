@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.dispatcher [--markdown FILE]
 
-The composition, as FlashInfer's documentation and users put it together: logits / temperature in fp32, torch.softmax, one FlashInfer kernel; for batches in
-which both filters are in use, `top_k_top_p_sampling_from_logits`. Both sides get the same inputs and
-run in turn, round by round, with the L2 cache overwritten before each call (CUDA events; medians).
+The composition, as FlashInfer's documentation and users put it together: logits / temperature in
+fp32, torch.softmax, one FlashInfer kernel; for batches in which both filters are in use,
+`top_k_top_p_sampling_from_logits`. Both sides get the same inputs and run in turn, round by round,
+with the L2 cache overwritten before each call (CUDA events; medians).
 Host time is the mean wall time of a call that nobody waits for. Ratios are composition / dispatcher.
 """
 

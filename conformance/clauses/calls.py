@@ -1,0 +1,285 @@
+"""Clauses on how a sampler is called: outputs, gathering, mapping, flags, contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from conformance.cases import Case, for_each_mix, normal, probabilities, values
+from conformance.clauses import Tier, clause, needs_cuda
+from conformance.clauses.law import EIGHT, draws_follow_law, judge_draws
+from conformance.engine import EngineContext, view_only
+from conformance.evidence import Evidence, exact
+from conformance.subject import Manner, Subject
+from reference import SamplingContext, filter_flags
+
+BLOCKS = f"torch.full((32, 64), -inf).scatter(1, torch.arange(64).view(32, 2), {normal(32, 2, 15)})"
+"""Row r can give ids 2 r and 2 r + 1 only: a wrong row shows at the first draw."""
+
+PARAMETERS = (
+    (0.0, 1.0, 1.0, 2.0, 0.5, 1.0),
+    (0, 1, 3, 0, 4, 0),
+    (0.0, 0.0, 0.0, 0.6, 0.7, 1.0),
+)
+
+
+def _rows_apart(tier: Tier) -> Iterator[Case]:
+    rows = (31, 0, 5, 5, 17, 30, 5, 2)
+    yield from for_each_mix(Case("rows-apart", BLOCKS, 64, (0.5, 0.0, 1.0, 2.0, 1.0, 1.0, 0.7, 1.0), rows=rows,
+                                 requests=tuple(range(8)), draws=tier.draws // 16))  # fmt: skip
+
+
+def _parameters_apart(tier: Tier) -> list[Case]:
+    return [
+        Case("parameters-apart", probabilities(EIGHT, EIGHT[::-1]), 8, *PARAMETERS, rows=(0, 1, 0, 0, 1, 1, 0, 1, 0),
+             requests=(5, 0, 1, 2, 3, 4, 0, 5, 2), draws=tier.draws // 2),
+        Case("parameters-apart-k", probabilities(EIGHT), 8, top_k=(1, 2, 4), rows=(0,) * 4, requests=(2, 0, 0, 1),
+             draws=tier.draws // 8),
+    ]  # fmt: skip
+
+
+@clause("calls/gather", "Slot i samples logits row gather_indices[i], in any order, also repeatedly.", "contract",
+        _rows_apart, statistical=True)  # fmt: skip
+@clause(
+    "calls/parameters-by-slot",
+    "Slot i uses the parameters of request token_to_request_index[i]: by output slot, never by logits row.",
+    "contract",
+    _parameters_apart,
+    statistical=True,
+)
+def _plain(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    yield from draws_follow_law(subject, case, alpha)
+
+
+@clause("calls/without-gather", "Without gather_indices slot i samples row i.", "contract", _rows_apart,
+        statistical=True)  # fmt: skip
+def _without_gather(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    yield from draws_follow_law(subject, case, alpha, Manner("without-gather", gather=False))
+
+
+@clause(
+    "calls/without-mapping",
+    "Without token_to_request_index slot i uses the parameters of request i, also where it gathers another row; "
+    "logits may have far more rows than n.",
+    "contract",
+    _rows_apart,
+    statistical=True,
+)
+def _without_mapping(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    repeats = 64
+    parameters = [list(column) * repeats for column in case.parameters()]
+    context = SamplingContext(*parameters, device=subject.device)  # type: ignore[arg-type]  # three columns
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    rows = case.pattern()[0].repeat(repeats).to(subject.device)
+    # 16 times as many rows as slots, all but the gathered ones NaN.
+    logits = torch.full((16 * len(rows), 64), float("nan"), device=subject.device)
+    where = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))[: len(rows)].to(subject.device)
+    logits[where] = case.logits(subject.device)[rows]
+    flags = filter_flags(context, case.vocab_size)
+    ids = [sampler.sample_kernel(logits, len(rows), context, **flags, gather_indices=where) for _ in range(8)]
+    yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
+
+
+@clause(
+    "calls/index-tensors",
+    "Index tensors may be int32 or int64, on the CPU or the device, and longer than n.",
+    "contract",
+    _parameters_apart,
+    statistical=True,
+)
+def _index_tensors(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    for dtype in (torch.int32, torch.int64):
+        for device in ("cpu", "same"):
+            manner = Manner(index_dtype=dtype, index_device=device, index_padding=3)
+            yield from draws_follow_law(subject, case.but(draws=case.draws // 4), alpha / 4, manner)
+
+
+@clause("calls/flags", "False for no_top_k and no_top_p is always allowed.", "contract", _parameters_apart,
+        statistical=True)  # fmt: skip
+def _flags(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    for each in (case, case.but(top_k=(0,), top_p=(0.0,), temperature=(1.0,) * case.request_count)):
+        yield from draws_follow_law(subject, each, alpha / 2, Manner(promise=False))
+
+
+@clause(
+    "calls/engine-context",
+    "A context laid out as engines lay theirs out works as it is, over several calls.",
+    "contract",
+    lambda tier: [*_parameters_apart(tier), *_rows_apart(tier)],
+    statistical=True,
+)
+def _engine(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    manner = Manner(context=lambda case, device: EngineContext(*case.parameters(), device=device), index_padding=5)
+    yield from draws_follow_law(subject, case, alpha, manner)
+
+
+@clause("calls/gpu-view-alone", "A context that holds gpu_view alone works.", "contract", _parameters_apart,
+        statistical=True)  # fmt: skip
+def _view_alone(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    manner = Manner(context=lambda case, device: view_only(case.context(device)))
+    yield from draws_follow_law(subject, case, alpha, manner)
+
+
+@clause(
+    "calls/beyond-active",
+    "n may exceed the active requests: the slots beyond give ids in range and disturb nobody.",
+    "contract",
+    lambda tier: [
+        Case("beyond", probabilities(EIGHT, EIGHT[::-1], EIGHT), 8, (0.0, 1.0, 2.0), (0, 3, 0), (0.0, 0.0, 0.6),
+             draws=tier.draws // 8),
+    ],
+    statistical=True,
+)  # fmt: skip
+def _beyond(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    context = EngineContext(*case.parameters(), device=subject.device)
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    logits = torch.cat([case.logits(subject.device), torch.zeros(4, 8, device=subject.device)])
+    flags = filter_flags(context, case.vocab_size)
+    calls = min(512, case.draws // 3)
+    ids = torch.stack([sampler.sample_kernel(logits, 7, context, **flags) for _ in range(calls)])
+    beyond = ids[:, 3:]
+    yield exact("ids of the slots beyond", passed=bool(((beyond >= 0) & (beyond < 8)).all()),
+                observed=f"{int(beyond.min())} to {int(beyond.max())}", allowed="0 to 7")  # fmt: skip
+    yield from judge_draws(subject, case, ids[:, :3].T, alpha)
+
+
+@clause(
+    "calls/result",
+    "The result is int64 [n] on the logits' device, whatever the batch.",
+    "contract",
+    lambda _tier: for_each_mix(Case("result", normal(4, 8, 16), 8, (0.0, 1.0, 1.0, 0.5), dtype="bf16")),
+)
+def _result(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    for repeats in (1, 5):
+        ids = subject.call(subject.sampler(8, 1), case, repeats)
+        observed = (tuple(ids.shape), ids.dtype, ids.device)
+        allowed = ((4 * repeats,), torch.int64, case.logits(subject.device).device)
+        yield exact("shape, dtype and device", passed=observed == allowed, observed=observed, allowed=allowed)
+
+
+@clause(
+    "calls/output",
+    "output is written whole and returned; nothing around it is touched; with it the tokens are the same.",
+    "contract",
+    lambda _tier: [
+        *for_each_mix(Case("output", normal(4, 8, 17), 8, (0.0, 1.0, 1.0, 0.5))),
+        Case("output-greedy", normal(4, 8, 17), 8, (0.0,) * 4),
+    ],
+)
+def _output(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    for repeats in (1, 33):
+        n = case.slots * repeats
+        buffer = torch.full((n + 16,), -77, dtype=torch.int64, device=subject.device)
+        output = buffer[8 : 8 + n]
+        ids = subject.call(subject.sampler(8, 1), case, repeats, output=output)
+        around = torch.cat([buffer[:8], buffer[8 + n :]])
+        own = subject.call(subject.sampler(8, 1), case, repeats)
+        observed = {
+            "returned": ids.data_ptr() == output.data_ptr() and ids.shape == output.shape,
+            "entries not written": int((output == -77).sum()),
+            "entries around it touched": int((around != -77).sum()),
+            "tokens unlike those without output": int((output != own).sum()),
+        }
+        right = list(observed.values()) == [True, 0, 0, 0]
+        yield exact(f"a poisoned buffer around n = {n}", passed=right, observed=observed, allowed="True, 0, 0, 0")
+
+
+@clause(
+    "calls/empty",
+    "n = 0 returns an empty tensor and touches nothing.",
+    "contract",
+    lambda _tier: [Case("empty", values([1.0, 2.0]), 2, top_k=(1,), rows=(0,))],
+)
+def _empty(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    sampler = subject.sampler(2, 1)
+    state = sampler.rng.get_state() if hasattr(sampler, "rng") else None
+    context = case.context(subject.device)
+    ids = sampler.sample_kernel(case.logits(subject.device)[:0], 0, context, no_top_k=False, no_top_p=False)
+    still = state is None or torch.equal(state, sampler.rng.get_state())
+    yield exact("shape, dtype, generator", passed=(tuple(ids.shape), ids.dtype, still) == ((0,), torch.int64, True),
+                observed=f"{tuple(ids.shape)}, {ids.dtype}, generator unmoved: {still}",
+                allowed="(0,), torch.int64, generator unmoved: True")  # fmt: skip
+
+
+@clause(
+    "calls/context-update",
+    "Each call uses what the context holds by then, not what it held at an earlier call.",
+    "contract",
+    lambda tier: [
+        Case(
+            f"update{i}", probabilities(EIGHT), 8, (temperature,), (top_k,), (top_p,), rows=(0,), draws=tier.draws // 8
+        )
+        for i, (temperature, top_k, top_p) in enumerate([(1.0, 2, 0.0), (0.0, 0, 0.0), (1.0, 0, 0.4), (2.0, 0, 0.0)])
+    ],
+    statistical=True,
+)
+def _context_update(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    context = SamplingContext([1.0], [5], [0.9], device=subject.device)
+    sampler = subject.sampler(8, subject.seed_of(case.id))
+    zeros = torch.zeros(case.draws, dtype=torch.int32, device=subject.device)
+    logits = case.logits(subject.device)
+
+    def call() -> torch.Tensor:
+        ids: torch.Tensor = sampler.sample_kernel(
+            logits, case.draws, context, **filter_flags(context, 8), gather_indices=zeros, token_to_request_index=zeros
+        )
+        return ids
+
+    call()
+    context.update(*case.parameters())
+    yield from judge_draws(subject, case, call()[None], alpha)
+
+
+@clause(
+    "calls/speculative",
+    "sample_speculative serves the decode requests first, 1 + S rows each, then one row for each prefill request.",
+    "contract",
+    lambda tier: [
+        Case("speculative", BLOCKS, 64, (0.0, 1.0, 0.0, 2.0, 0.0), (0, 1, 2, 0, 0), (0.0, 0.0, 0.0, 0.3, 0.5),
+             rows=tuple(range(11)), requests=(0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4), draws=tier.draws // 8),
+    ],
+    not_applicable=lambda subject: None
+    if hasattr(subject.sampler(2, 0), "sample_speculative")
+    else "the sampler has no sample_speculative",
+    statistical=True,
+)  # fmt: skip
+def _speculative(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    sampler = subject.sampler(64, subject.seed_of(case.id))
+    context = EngineContext(*case.parameters(), device=subject.device)
+    logits = case.logits(subject.device)
+    calls = min(256, case.draws // case.slots)
+    ids = [sampler.sample_speculative(logits[:11], 3, 2, 2, context) for _ in range(calls)]
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(2)).to(subject.device)
+    where = torch.argsort(order).int()  # row r of the logits lies at where[r] of the shuffled ones
+    shuffled = logits[order]
+    ids += [sampler.sample_speculative(shuffled, 3, 2, 2, context, gather_indices=where) for _ in range(calls)]
+    yield from judge_draws(subject, case, torch.stack(ids).T, alpha)
+
+
+@clause(
+    "calls/side-stream",
+    "A call on another stream than the default one is ordered on that stream.",
+    "contract",
+    _rows_apart,
+    statistical=True,
+    not_applicable=needs_cuda,
+)
+def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    stream = torch.cuda.Stream()
+    logits, keywords = subject.arguments(case, 64)
+    late = torch.full_like(logits, float("nan"))
+    context = case.context(subject.device)
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    flags = filter_flags(context, case.vocab_size)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        # The logits arrive late: work on another stream would still see NaN.
+        busy = torch.ones(4096, 4096, device=subject.device)
+        for _ in range(20):
+            busy = busy @ busy * 1e-4
+        late.copy_(logits)
+        ids = [sampler.sample_kernel(late, 64 * case.slots, context, **flags, **keywords) for _ in range(4)]
+        together = torch.cat(ids)
+    stream.synchronize()
+    yield from judge_draws(subject, case, together.view(-1, case.slots).T, alpha)

@@ -1,0 +1,127 @@
+"""Clauses on malformed calls: a ValueError that names the argument, and nothing drawn, advanced or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.cases import Case, values
+from conformance.clauses import clause
+from conformance.evidence import Evidence, exact
+from conformance.subject import Subject
+from reference import SamplingContext
+
+Call = dict[str, Any]
+"""Keyword arguments of a right call of `sample_kernel` with n = 2, to be spoilt."""
+
+
+def _view(call: Call, **changes: Any) -> Call:
+    """The call with a context of gpu_view alone, and entries of that replaced."""
+    view = call["context"].gpu_view
+    entries = {"temperature": view.temperature, "top_k": view.top_k, "top_p": view.top_p, **changes}
+    return {**call, "context": SimpleNamespace(gpu_view=SimpleNamespace(**entries))}
+
+
+def _metadata(call: Call, **changes: Any) -> Call:
+    """The call with a duck-typed context whose CPU metadata is replaced."""
+    context = call["context"]
+    metadata = {**context.active_request_metadata, **{name: torch.tensor(value) for name, value in changes.items()}}
+    duck = SimpleNamespace(gpu_view=context.gpu_view, active_request_metadata=metadata, total_request_count=2,
+                           paused_request_count=0)  # fmt: skip
+    return {**call, "context": duck}
+
+
+def _index(call: Call, name: str, value: Any, dtype: torch.dtype = torch.int32) -> Call:
+    return {**call, name: torch.tensor(value, dtype=dtype)}  # on the CPU, where it can be looked at
+
+
+MALFORMED: dict[str, tuple[str, Callable[[Call], Call]]] = {
+    # name of the check: (argument that the message must name, how to spoil the call)
+    "logits-rank-1": ("logits", lambda c: {**c, "logits": c["logits"][0]}),
+    "logits-rank-3": ("logits", lambda c: {**c, "logits": c["logits"][None]}),
+    "logits-too-few-rows": ("logits", lambda c: {**c, "logits": c["logits"][:1]}),
+    "logits-too-narrow": ("logits", lambda c: {**c, "logits": c["logits"][:, :3]}),
+    "logits-float64": ("logits", lambda c: {**c, "logits": c["logits"].double()}),
+    "logits-int": ("logits", lambda c: {**c, "logits": c["logits"].int()}),
+    "logits-list": ("logits", lambda c: {**c, "logits": c["logits"].tolist()}),
+    "n-negative": ("n", lambda c: {**c, "n": -1}),
+    "n-float": ("n", lambda c: {**c, "n": 2.0}),
+    "n-bool": ("n", lambda c: {**c, "n": True}),
+    "n-beyond-parameters": ("n", lambda c: {**c, "n": 3, "logits": torch.cat([c["logits"]] * 2)}),
+    "no-top-k-none": ("no_top_k", lambda c: {**c, "no_top_k": None}),
+    "no-top-p-int": ("no_top_p", lambda c: {**c, "no_top_p": 1}),
+    "gather-too-short": ("gather_indices", lambda c: _index(c, "gather_indices", [0])),
+    "gather-rank-2": ("gather_indices", lambda c: _index(c, "gather_indices", [[0, 1]])),
+    "gather-float": ("gather_indices", lambda c: _index(c, "gather_indices", [0.0, 1.0], torch.float32)),
+    "gather-int16": ("gather_indices", lambda c: _index(c, "gather_indices", [0, 1], torch.int16)),
+    "gather-beyond": ("gather_indices", lambda c: _index(c, "gather_indices", [0, 2])),
+    "gather-negative": ("gather_indices", lambda c: _index(c, "gather_indices", [-1, 0])),
+    "gather-list": ("gather_indices", lambda c: {**c, "gather_indices": [0, 1]}),
+    "map-too-short": ("token_to_request_index", lambda c: _index(c, "token_to_request_index", [0])),
+    "map-rank-2": ("token_to_request_index", lambda c: _index(c, "token_to_request_index", [[0, 1]])),
+    "map-beyond": ("token_to_request_index", lambda c: _index(c, "token_to_request_index", [0, 2])),
+    "map-negative": ("token_to_request_index", lambda c: _index(c, "token_to_request_index", [0, -2])),
+    "map-bool": ("token_to_request_index", lambda c: _index(c, "token_to_request_index", [True, False], torch.bool)),
+    "output-int32": ("output", lambda c: {**c, "output": c["output"].int()}),
+    "output-too-long": ("output", lambda c: {**c, "output": c["output"].repeat(2)}),
+    "output-too-short": ("output", lambda c: {**c, "output": c["output"][:1]}),
+    "output-rank-2": ("output", lambda c: {**c, "output": c["output"][:, None]}),
+    "context-none": ("context", lambda c: {**c, "context": None}),
+    "context-without-view": ("context", lambda c: {**c, "context": SimpleNamespace()}),
+    "view-temperature-int": ("temperature", lambda c: _view(c, temperature=c["context"].gpu_view.top_k)),
+    "view-temperature-rank": ("temperature", lambda c: _view(c, temperature=c["context"].gpu_view.temperature[None])),
+    "view-top-k-float": ("top_k", lambda c: _view(c, top_k=c["context"].gpu_view.top_p)),
+    "view-top-p-missing": ("top_p", lambda c: _view(c, top_p=None)),
+    "temperature-negative": ("temperature", lambda c: _metadata(c, temperature=[1.0, -0.5])),
+    "temperature-nan": ("temperature", lambda c: _metadata(c, temperature=[float("nan"), 1.0])),
+    "temperature-infinite": ("temperature", lambda c: _metadata(c, temperature=[1.0, float("inf")])),
+    "top-k-negative": ("top_k", lambda c: _metadata(c, top_k=[-1, 0])),
+    "top-p-negative": ("top_p", lambda c: _metadata(c, top_p=[0.5, -0.1])),
+    "top-p-above-one": ("top_p", lambda c: _metadata(c, top_p=[0.5, 1.5])),
+    "top-p-nan": ("top_p", lambda c: _metadata(c, top_p=[float("nan"), 0.5])),
+    "metadata-too-short": ("active_request_metadata", lambda c: _metadata(c, top_p=[0.5])),
+}
+
+
+@clause(
+    "errors/refused",
+    "A malformed call raises a ValueError that names the argument, before anything is drawn, advanced or written.",
+    "contract",
+    lambda _tier: [
+        Case(name, values([1.0, 2.0, 0.0, 1.5], [0.0, 1.0, 0.5, 3.0]), 4, rows=(0, 1)) for name in MALFORMED
+    ],
+)
+def _refused(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    argument, spoil = MALFORMED[case.name]
+    sampler = subject.sampler(4, 1)
+    logits = case.logits(subject.device).clone()
+    output = torch.full((2,), -77, dtype=torch.int64, device=subject.device)
+    context = SamplingContext([1.0, 0.8], [0, 3], [0.0, 0.9], device=subject.device)
+    call = {"logits": logits, "n": 2, "context": context, "no_top_k": False, "no_top_p": False, "output": output}
+    state = sampler.rng.get_state() if hasattr(sampler, "rng") else None
+    before = logits.clone()
+    message = "no error"
+    try:
+        spoilt = spoil(call)
+        sampler.sample_kernel(spoilt.pop("logits"), spoilt.pop("n"), spoilt.pop("context"), **spoilt)
+    except ValueError as error:
+        message = f"ValueError: {error}"
+    except Exception as error:  # noqa: BLE001  # any other error is what the clause forbids
+        message = f"{type(error).__name__}: {error}"
+    named = message.startswith("ValueError") and argument in message
+    yield exact("the error", passed=named, observed=message.splitlines()[0],
+                allowed=f"a ValueError that names {argument}")  # fmt: skip
+    yield _untouched(sampler, state, output, torch.equal(before, logits))
+
+
+def _untouched(sampler: Any, state: Tensor | None, output: Tensor, same_logits: bool) -> Evidence:  # noqa: FBT001
+    observed = {
+        "generator moved": state is not None and not torch.equal(state, sampler.rng.get_state()),
+        "output written": bool((output != -77).any()),
+        "logits changed": not same_logits,
+    }
+    return exact("what the call left behind", passed=not any(observed.values()), observed=observed, allowed="nothing")

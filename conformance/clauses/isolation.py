@@ -1,0 +1,182 @@
+"""Clauses on what a call must not touch or depend on (law 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.cases import Case, for_each_mix, normal, probabilities
+from conformance.clauses import Tier, clause, needs_cuda
+from conformance.clauses.law import EIGHT, draws_follow_law
+from conformance.evidence import Evidence, exact
+from conformance.evidence.counts import follows_law
+from conformance.evidence.support import support
+from conformance.subject import Manner, Subject
+from reference import filter_flags
+
+DISTINCT = tuple((0.01,) * i + (0.93,) + (0.01,) * (7 - i) for i in range(8))
+
+
+def _batch(tier: Tier) -> Iterator[Case]:
+    yield from for_each_mix(Case("batch", normal(8, 1000, 13), 1000, tuple(0.2 * i for i in range(8)), dtype="bf16",
+                                 draws=tier.large_draws // 4))  # fmt: skip
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(torch.uint8).cpu().clone()
+
+
+@clause("isolation/inputs", "Inputs keep every bit: logits, index tensors, and the context's tensors.", "law 9", _batch)
+def _inputs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    logits, keywords = subject.arguments(case, 4)
+    logits = logits.clone()
+    context = case.context(subject.device)
+    view, metadata = context.gpu_view, context.active_request_metadata
+    tensors = {"logits": logits, **keywords}
+    tensors |= {f"gpu_view.{name}": getattr(view, name) for name in metadata}
+    tensors |= {f"active_request_metadata[{name!r}]": tensor for name, tensor in metadata.items()}
+    before = {name: _bytes(tensor) for name, tensor in tensors.items()}
+    sampler = subject.sampler(case.vocab_size, 1)
+    flags = filter_flags(context, case.vocab_size)
+    sampler.sample_kernel(logits, 4 * case.slots, context, **flags, **keywords)
+    sampler.log_probs_kernel(logits, context)
+    changed = [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
+    yield exact("inputs after a draw and after log-probs", passed=not changed, observed=f"changed: {changed}",
+                allowed="none")  # fmt: skip
+
+
+def _padded_rows(logits: Tensor) -> Tensor:
+    return torch.nn.functional.pad(logits, (3, 2), value=60.0)[:, 3:-2]
+
+
+def _transposed(logits: Tensor) -> Tensor:
+    return logits.T.contiguous().T
+
+
+def _every_other(logits: Tensor) -> Tensor:
+    spread = torch.full((2 * logits.shape[0], 2 * logits.shape[1]), 60.0, dtype=logits.dtype, device=logits.device)
+    spread[::2, ::2] = logits
+    return spread[::2, ::2]
+
+
+@clause(
+    "isolation/strides",
+    "The law of a row does not depend on how it lies in memory: slices, transposed and spread views work.",
+    "law 9",
+    lambda tier: for_each_mix(
+        Case("strided", probabilities(*[EIGHT[-i:] + EIGHT[:-i] for i in range(4)]), 8, (0.7, 1.0, 0.0, 1.5),
+             draws=tier.draws // 8)
+    ),
+    statistical=True,
+)  # fmt: skip
+def _strides(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    for layout in (_padded_rows, _transposed, _every_other):
+        for gather in (True, False):
+            manner = Manner(layout.__name__, logits=layout, gather=gather)
+            yield from draws_follow_law(subject, case, alpha / 6, manner)
+
+
+@clause(
+    "isolation/expanded",
+    "One row in memory, expanded to many with stride 0, works.",
+    "law 9",
+    lambda tier: [Case("expanded", probabilities(EIGHT), 8, top_p=(0.6,), rows=(0,), draws=tier.draws // 8)],
+    statistical=True,
+)
+def _expanded(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    n = min(case.draws, 2**14)
+    context = case.context(subject.device)
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    flags = filter_flags(context, case.vocab_size)
+    zeros = torch.zeros(n, dtype=torch.int32, device=subject.device)
+    logits = case.logits(subject.device).expand(n, -1)
+    ids = sampler.sample_kernel(logits, n, context, **flags, token_to_request_index=zeros)[None]
+    law = case.law(subject.claims.options, subject.device)
+    yield support(ids, law)
+    yield follows_law(ids.clamp(0, 7), law, alpha)
+
+
+@clause(
+    "isolation/batchmates",
+    "The law of a row does not depend on its batchmates, on its place among them, or on their number.",
+    "law 9",
+    lambda tier: [
+        # Ties at the k-th place and at the nucleus edge: kernels differ there, and batches choose kernels.
+        Case("beside-" + name, "torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 0.0, 0.0]])", 8,
+             (1.0,) * size, (2, *others_k), (0.0, *others_p), rows=(0,) * size, draws=tier.draws // 8 * size)
+        for name, size, others_k, others_p in (
+            ("none", 1, (), ()),
+            ("off", 8, (0,) * 7, (0.0,) * 7),
+            ("top-p", 8, (0,) * 7, (0.6,) * 7),
+            ("both", 8, (3,) * 7, (0.6,) * 7),
+            ("greedy", 8, (1,) * 7, (0.0,) * 7),
+        )
+    ],
+    statistical=True,
+)  # fmt: skip
+def _batchmates(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    yield from draws_follow_law(subject, case, alpha)
+
+
+@clause(
+    "isolation/memory-reuse",
+    "Memory that other work has left full of garbage does not show in the tokens or in the log-probs.",
+    "law 9",
+    _batch,
+)
+def _memory(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    def run() -> tuple[Tensor, Tensor]:
+        sampler = subject.sampler(case.vocab_size, 2)
+        ids = subject.call(sampler, case, 8)
+        log_probs = sampler.log_probs_kernel(case.logits(subject.device), case.context(subject.device))
+        return ids.clone(), _bytes(log_probs)
+
+    clean_ids, clean_log_probs = run()
+    for fill in (float("nan"), 1e30):
+        # The allocator hands the same blocks out again.
+        garbage = [torch.full((64, 1000), fill, device=subject.device) for _ in range(8)]
+        del garbage
+        ids, log_probs = run()
+        same = bool((ids == clean_ids).all()) and torch.equal(log_probs, clean_log_probs)
+        yield exact(f"same seed after memory was filled with {fill}", passed=same,
+                    observed=f"{int((ids != clean_ids).sum())} tokens differ; log-probs equal: "
+                    f"{torch.equal(log_probs, clean_log_probs)}", allowed="bit for bit the same")  # fmt: skip
+
+
+@clause(
+    "isolation/sync-free",
+    "No call waits for the device.",
+    "law 9",
+    _batch,
+    not_applicable=lambda subject: (
+        needs_cuda(subject) or (None if subject.claims.sync_free else "sync_free is not claimed")
+    ),
+)
+def _sync_free(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    sampler = subject.sampler(case.vocab_size, 1)
+    logits, keywords = subject.arguments(case, 4)
+    on_cpu = {name: index.cpu() for name, index in keywords.items()}
+    context = case.context(subject.device)
+    flags = filter_flags(context, case.vocab_size)
+
+    def calls(index: dict[str, Any]) -> None:
+        sampler.sample_kernel(logits, 4 * case.slots, context, **flags, **index)
+        sampler.sample_kernel(logits, case.slots, context, no_top_k=False, no_top_p=False)
+        sampler.log_probs_kernel(logits, context)
+
+    for name, index in (("on the device", keywords), ("on the CPU", on_cpu)):
+        calls(index)  # the first call may compile and load
+        torch.cuda.synchronize()
+        waited = ""
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            calls(index)
+        except RuntimeError as error:
+            waited = str(error).splitlines()[0]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        yield exact(f"torch's sync debug mode, index tensors {name}", passed=not waited,
+                    observed=waited or "no synchronisation", allowed="no synchronisation")  # fmt: skip

@@ -1,0 +1,188 @@
+"""Clauses on where the randomness comes from and where it goes (law 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conformance.cases import Case, for_each_mix, normal, values
+from conformance.clauses import Tier, clause
+from conformance.evidence import Evidence, exact
+from conformance.evidence.counts import Cells, binomial, matches
+from conformance.subject import Subject
+
+FLAT = Case("flat", "torch.zeros(1, 1000)", 1000, rows=(0,), requests=(0,))
+"""Every token as likely as any other: equal random numbers show as equal tokens, others once in 1,000."""
+
+
+def _flat(tier: Tier) -> list[Case]:
+    return list(for_each_mix(FLAT.but(draws=tier.draws // 4)))
+
+
+def _varied(tier: Tier) -> Iterator[Case]:
+    temperature = tuple(0.0 if i == 3 else 0.5 + 0.2 * i for i in range(8))
+    yield from for_each_mix(Case("varied", normal(8, 1000, 12), 1000, temperature, draws=tier.large_draws // 2))
+
+
+@clause("randomness/reproducible", "Same generator state, same inputs: same tokens.", "law 8", _varied)
+def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    first, second = (subject.draw(case, case.draws, seed=11) for _ in range(2))
+    differ = int((first != second).sum())
+    yield exact("two samplers with one seed", passed=differ == 0, observed=f"{differ} of {first.numel()} differ",
+                allowed="none")  # fmt: skip
+    sampler = subject.sampler(case.vocab_size, 11)
+    before = sampler.rng.get_state() if hasattr(sampler, "rng") else None
+    if before is not None:
+        once = subject.call(sampler, case, 4).clone()
+        sampler.rng.set_state(before)
+        again = subject.call(sampler, case, 4)
+        yield exact("the generator set back", passed=bool((once == again).all()),
+                    observed=f"{int((once != again).sum())} of {once.numel()} differ", allowed="none")  # fmt: skip
+
+
+@clause(
+    "randomness/seeds",
+    "Different seeds give independent tokens.",
+    "law 8",
+    _flat,
+    statistical=True,
+)
+def _seeds(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    one, other = (subject.draw(case, case.draws, seed=seed) for seed in (1, 2))
+    yield _pairs(subject, case, "tokens of two seeds", one[0], other[0], alpha)
+
+
+@clause(
+    "randomness/steps",
+    "Calls are independent: no call repeats or shifts the numbers of another.",
+    "law 8",
+    _flat,
+    statistical=True,
+)
+def _steps(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    width, steps = 64, max(8, case.draws // 64)
+    steps = min(steps, 512)
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    ids = torch.stack([subject.call(sampler, case, width) for _ in range(steps)])
+    # Shifts by the numbers a kernel may consume a row: pairs of one lag are disjoint in each parity class.
+    for lag in (0, 1, 2, 4):
+        one, other = ids[0::2, : width - lag], ids[1::2, lag:]
+        yield _pairs(subject, case, f"row i of a call and row i + {lag} of the next", one, other, alpha / 4)
+
+
+@clause(
+    "randomness/rows",
+    "Rows of one call are independent, also when they sample one logits row.",
+    "law 8",
+    _flat,
+    statistical=True,
+)
+def _rows(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    ids = subject.draw(case, case.draws)[0]
+    for lag in (1, 2, 4, 32):
+        blocks = ids[: len(ids) // (2 * lag) * 2 * lag].view(-1, 2, lag)
+        yield _pairs(subject, case, f"rows i and i + {lag}", blocks[:, 0], blocks[:, 1], alpha / 4)
+
+
+@clause(
+    "randomness/routes",
+    "Calls with different filters are independent too, in any order.",
+    "law 8",
+    lambda tier: [FLAT.but(name="alternating", draws=tier.draws // 4)],
+    statistical=True,
+)
+def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    # Filters that keep every token of a flat row, so that all routes have one law: ties are kept.
+    routes = [case, case.but(top_p=(0.5,)), case.but(top_k=(7,)), case.but(top_k=(7,), top_p=(0.5,))]
+    width, rounds = 256, max(4, min(64, case.draws // 4096))
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    pairs = [(one, other) for one in range(4) for other in range(4)]
+    seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {pair: [] for pair in pairs}
+    for _ in range(rounds):
+        for pair in pairs:
+            first, second = (subject.call(sampler, routes[route], width) for route in pair)
+            seen[pair].append((first, second))
+    first, second = (torch.cat([torch.stack([p[i] for p in seen[pair]]) for pair in pairs]) for i in range(2))
+    yield _pairs(subject, case, "consecutive calls of all pairs of routes", first, second, alpha)
+
+
+@clause(
+    "randomness/shared-generator",
+    "Numbers that torch draws from the same generator afterwards are independent of the tokens.",
+    "law 8",
+    lambda tier: list(for_each_mix(Case("shared", "torch.zeros(1, 16)", 16, draws=tier.draws // 4))),
+    statistical=True,
+)
+def _shared(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    if not hasattr(sampler, "rng"):
+        return
+    width, rounds = 1024, max(4, min(256, case.draws // 1024))
+    agree = 0
+    for _ in range(rounds):
+        ids = subject.call(sampler, case, width)
+        numbers = torch.rand(width, generator=sampler.rng, device=sampler.rng.device).to(ids.device)
+        agree += int(((ids >= 8) == (numbers >= 0.5)).sum())
+    total = width * rounds
+    # Half of the tokens lie in each half of the vocabulary; torch's uniforms have 24 bits.
+    half = np.array([0.5])
+    cells = Cells(["token and number in the same half"], np.array([agree]), np.array([total]), half - 1e-6, half + 1e-6)
+    yield binomial("tokens and torch's next numbers", cells, alpha)
+
+
+@clause(
+    "randomness/advance",
+    "A call advances the generator by an amount that n alone fixes, whatever the batch holds.",
+    "law 8",
+    lambda _tier: [Case("advance", values([1.0, 3.0, 2.0, 0.0]), 4, rows=(0,), requests=(0,))],
+)
+def _advance(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    batches = {
+        "none": case,
+        "all greedy": case.but(temperature=(0.0,)),
+        "k = 1": case.but(top_k=(1,)),
+        "top-p": case.but(top_p=(0.5,)),
+        "top-k": case.but(top_k=(2,)),
+        "both": case.but(top_k=(2,), top_p=(0.5,)),
+        "one-hot": case.but(code=values([1.0, 900.0, 2.0, 0.0])),
+        "invalid": case.but(code=values([1.0, float("nan"), 2.0, 0.0])),
+    }
+    for repeats in (1, 7, 64):
+        states: dict[str, Any] = {}
+        for name, batch in batches.items():
+            sampler = subject.sampler(4, 5)
+            if not hasattr(sampler, "rng"):
+                return
+            before = sampler.rng.get_state()
+            subject.call(sampler, batch, repeats)
+            states[name] = sampler.rng.get_state()
+        moved = not torch.equal(before, states["none"])
+        differ = [name for name, state in states.items() if not torch.equal(state, states["none"])]
+        yield exact(f"generator after n = {repeats}", passed=moved and not differ,
+                    observed=f"moved: {moved}; elsewhere than for 'none': {differ}",
+                    allowed="moved, and the same for every batch")  # fmt: skip
+
+
+@clause("randomness/default-generators", "torch's default generators stay untouched.", "law 8", _varied)
+def _default(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    def states() -> list[Tensor]:
+        cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+        return [torch.get_rng_state(), *cuda]
+
+    sampler = subject.sampler(case.vocab_size, 3)
+    subject.call(sampler, case)
+    before = states()
+    subject.call(sampler, case)
+    sampler.log_probs_kernel(case.logits(subject.device), case.context(subject.device))
+    after = states()
+    moved = [name for name, a, b in zip(("CPU", "CUDA"), before, after, strict=False) if not torch.equal(a, b)]
+    yield exact("default generators", passed=not moved, observed=f"moved: {moved}", allowed="none")
+
+
+def _pairs(subject: Subject, case: Case, what: str, one: Tensor, other: Tensor, alpha: float) -> Evidence:
+    law = case.law(subject.claims.options, subject.device)
+    return matches(f"equal tokens among {what}", int((one == other).sum()), one.numel(), law, alpha)

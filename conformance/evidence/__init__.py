@@ -1,0 +1,33 @@
+"""What a check saw, and what it would have seen.
+
+Each function here takes draws or log-probs and the law, and returns `Evidence`. None knows of a sampler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One judgement.
+
+    asked, observed, allowed: in words and numbers.
+    draws, p_value, alpha: of a statistical judgement; it fails where p_value < alpha.
+    detectable: the smallest change it would have seen with probability 1 - 1e-6. For a statistical
+        judgement a shift of one cell's probability; for an exact one None.
+    """
+
+    passed: bool
+    asked: str
+    observed: str
+    allowed: str
+    draws: int | None = None
+    p_value: float | None = None
+    alpha: float | None = None
+    detectable: float | None = None
+
+
+def exact(asked: str, *, passed: bool, observed: object, allowed: object) -> Evidence:
+    """A judgement without randomness."""
+    return Evidence(passed, asked, str(observed), str(allowed))

@@ -1,0 +1,81 @@
+"""A report as a table on a terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+
+from conformance.report import Report, Result
+
+
+def show(report: Report, console: Console) -> None:
+    """Failures in full, then a line a clause, then the counts and the verdict."""
+    for result in report.results:
+        if result.status == "fail":
+            _show_failure(result, console)
+    console.print(_table(report))
+    counts = report.counts
+    console.print(
+        f"checks: {counts['required']} required, {counts['run']} run, {counts['skip']} skipped, "
+        f"{counts['not run']} not run; {counts['not applicable']} not applicable. "
+        f"{report.seconds:.1f} s, false alarms at most {report.alpha:.0e} a run."
+    )
+    for reason, number in _reasons(report).items():
+        console.print(f"  {number} x {reason}")
+    colour = "green" if report.conformant else "red" if counts["fail"] else "yellow"
+    console.print(f"[bold {colour}]{report.sampler} on {report.device}: {report.verdict}[/]")
+
+
+def _reasons(report: Report) -> dict[str, int]:
+    reasons: dict[str, int] = defaultdict(int)
+    for result in report.results:
+        if result.reason:
+            reasons[f"{result.status}: {result.reason}"] += 1
+    return reasons
+
+
+def _table(report: Report) -> Table:
+    by_clause: dict[str, list[Result]] = defaultdict(list)
+    for result in report.results:
+        by_clause[result.clause].append(result)
+    table = Table()
+    for column in ("clause", "checks", "verdict", "draws", "least p", "sees a shift of", "s"):
+        table.add_column(column, no_wrap=True)
+    for clause in sorted(by_clause):
+        results = by_clause[clause]
+        evidence = [each for result in results for each in result.evidence]
+        draws = [each.draws for each in evidence if each.draws is not None]
+        p_values = [each.p_value for each in evidence if each.p_value is not None]
+        shifts = [each.detectable for each in evidence if each.detectable is not None]
+        statuses = {result.status for result in results}
+        verdict = next(s for s in ("fail", "skip", "pass", "not applicable") if s in statuses)
+        colour = {"pass": "green", "fail": "bold red", "skip": "yellow", "not applicable": "dim"}[verdict]
+        table.add_row(
+            clause,
+            str(len(results)),
+            f"[{colour}]{verdict}[/]",
+            f"{max(draws):,}" if draws else "exact" if evidence else "",
+            f"{min(p_values):.2g}" if p_values else "",
+            f"{min(shifts):.2g}" if shifts else "",
+            f"{sum(result.seconds for result in results):.1f}",
+        )
+    return table
+
+
+def _show_failure(result: Result, console: Console) -> None:
+    console.rule(f"[bold red]{escape(result.id)}", align="left")
+    console.print(f"MUST: {escape(result.must)}")
+    for each in result.failed:
+        console.print(f"  asked:    {escape(each.asked)}")
+        console.print(f"  observed: {escape(each.observed)}")
+        console.print(f"  allowed:  {escape(each.allowed)}")
+        if each.p_value is not None:
+            console.print(f"  p = {each.p_value:.3g} over {each.draws:,} draws, against alpha = {each.alpha:.2g}")
+    if result.error:
+        console.print(escape(result.error.rstrip()))
+    console.print("reproduce:")
+    console.print(Syntax(result.reproducer, "python", word_wrap=True, background_color="default"))

@@ -1,0 +1,129 @@
+"""Runs the plan: every clause with each of its cases, one result each."""
+
+from __future__ import annotations
+
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from conformance.claims import Claims
+from conformance.clauses import TIERS, Clause, plan
+from conformance.cases import Case
+from conformance.evidence.budget import ALPHA_FIXED_SEEDS, ALPHA_FRESH_SEEDS, Budget
+from conformance.report import Report, Result
+from conformance.subject import SPEC_VERSION, Subject
+
+Progress = Callable[[int, int, str], None]
+"""Called before each check with its number, the number of checks, and its id."""
+
+
+def check(
+    make_sampler: Callable[..., Any],
+    *,
+    claims: Claims | None = None,
+    tier: str = "quick",
+    device: str | torch.device = "cpu",
+    name: str | None = None,
+    only: Iterable[str] = (),
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Judge a sampler by the law.
+
+    make_sampler: `make_sampler(vocab_size, rng)` returns a `reference.Sampling` or its like.
+    claims: what it claims of itself; None takes what `make_sampler.claims` states.
+    tier: "quick" (a CPU, a minute) or "full" (a GPU).
+    name: `module:attribute`, shown in reproducers; found out where possible.
+    only: ids of clauses, or beginnings of check ids; nothing means all.
+    seed: None derives all seeds from the suite's own names, so that a run depends on code and device
+        alone. A number gives a fresh run, with a smaller false-alarm budget.
+    progress: called before each check.
+
+    Interrupting it (KeyboardInterrupt) keeps what was done: the report says that it is incomplete.
+    Raises ValueError for an unknown tier, device or clause.
+    """
+    if tier not in TIERS:
+        raise ValueError(f"tier must be one of {sorted(TIERS)}, got {tier!r}")
+    device = torch.device(device)
+    if device.type not in {"cpu", "cuda"}:
+        raise ValueError(f"device must be a CPU or a CUDA device, got {str(device)!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be one that this machine has, got {str(device)!r} without CUDA")
+    claims = claims or Claims.of(make_sampler)
+    name = name or f"{getattr(make_sampler, '__module__', '?')}:{getattr(make_sampler, '__qualname__', make_sampler)}"
+    subject = Subject(make_sampler, claims, device, name, tier, seed)
+
+    checks = list(plan(TIERS[tier]))
+    applicable = [(c, case) for c, case in checks if c.not_applicable(subject) is None]
+    budget = Budget(
+        ALPHA_FIXED_SEEDS if seed is None else ALPHA_FRESH_SEEDS, sum(clause.statistical for clause, _ in applicable)
+    )
+    chosen = select(checks, only)
+    report = Report(
+        sampler=name, tier=tier, device=str(device), spec=SPEC_VERSION, seed=seed, alpha=budget.alpha,
+        environment=environment(device), claims=claims, selected=len(chosen) < len(checks),
+    )  # fmt: skip
+    started = time.perf_counter()
+    try:
+        for number, (clause, case) in enumerate(chosen):
+            if progress:
+                progress(number, len(chosen), check_id(clause, case))
+            report.results.append(_run(subject, clause, case, budget.share))
+    except KeyboardInterrupt:
+        report.interrupted = True
+    report.not_run = [check_id(*each) for each in chosen[len(report.results) :]]
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def check_id(clause: Clause, case: Case) -> str:
+    """Stable and greppable: clause id, slash, case id."""
+    return f"{clause.id}/{case.id}"
+
+
+def select(checks: list[tuple[Clause, Case]], only: Iterable[str]) -> list[tuple[Clause, Case]]:
+    """Checks whose id is one of `only`, or begins with it; all where `only` is empty."""
+    only = list(only)
+    chosen = [each for each in checks if not only or any(check_id(*each).startswith(wanted) for wanted in only)]
+    if missing := [w for w in only if not any(check_id(*each).startswith(w) for each in checks)]:
+        raise ValueError(f"only must name clauses or checks, got {missing}; `python -m conformance list` shows them")
+    return chosen
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What the result depends on besides the code."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    if device.type == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+        try:
+            from importlib.metadata import version  # noqa: PLC0415  # only where it is asked for
+
+            found["flashinfer"] = version("flashinfer-python")
+        except ImportError:
+            found["flashinfer"] = "not installed"
+    return found
+
+
+def _run(subject: Subject, clause: Clause, case: Case, alpha: float) -> Result:
+    started = time.perf_counter()
+    why_not = clause.not_applicable(subject)
+    evidence = []
+    error = ""
+    if why_not is None:
+        try:
+            evidence = list(clause.check(subject, case, alpha))
+        except Exception:  # noqa: BLE001  # a crash of the sampler under test is a failed check, not a failed run
+            error = traceback.format_exc(limit=-6)
+    passed = not error and all(each.passed for each in evidence)
+    status = "not applicable" if why_not is not None else "pass" if passed else "fail"
+    if status == "pass" and not evidence:
+        status, why_not = "skip", "the sampler offers nothing to check this with"
+    reproducer = "" if status != "fail" else subject.reproducer(case, repeats=None if clause.statistical else 1)
+    return Result(
+        id=check_id(clause, case), clause=clause.id, must=clause.must, status=status, reason=why_not or "",
+        evidence=evidence, error=error, reproducer=reproducer, seconds=time.perf_counter() - started,
+    )  # fmt: skip

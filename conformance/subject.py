@@ -1,0 +1,139 @@
+"""The sampler under test: how it is built, called, and drawn from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.cases import DTYPES, Case
+from conformance.claims import Claims
+from reference import filter_flags
+
+SPEC_VERSION = "2027.1"
+
+_LAUNCH_ELEMENTS = {"cpu": 2**22, "cuda": 2**29}
+"""n * V of one call: on a CPU 16 MB of float32, on a GPU 2 GiB. Within 2^32 / V rows."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """One way of putting a case to a sampler. The law does not depend on it.
+
+    logits: changes how the logits lie in memory, not what they are.
+    context: builds the context, from the case and a device.
+    gather: names logits rows by gather_indices; else they are laid out slot by slot.
+    index_dtype, index_device ("cpu" or "same"), index_padding: of both index tensors.
+    promise: pass the flags of `filter_flags`; else False for both.
+    """
+
+    name: str = "plain"
+    logits: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
+    context: Callable[[Case, torch.device], Any] = field(default=lambda case, device: case.context(device))
+    gather: bool = True
+    index_dtype: torch.dtype = torch.int32
+    index_device: str = "same"
+    index_padding: int = 0
+    promise: bool = True
+
+
+PLAIN = Manner()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A factory of samplers on a device, with its claims.
+
+    make_sampler: `make_sampler(vocab_size, rng)`, a `reference.Sampling` or what quacks like one.
+    name: `module:attribute` where it can be imported so, for reproducers.
+    seed: None where all seeds follow from the suite's own names.
+    """
+
+    make_sampler: Callable[..., Any]
+    claims: Claims
+    device: torch.device
+    name: str
+    tier: str
+    seed: int | None = None
+
+    def seed_of(self, *parts: object) -> int:
+        """A seed below 2^63, from (spec version, tier, run seed, parts)."""
+        text = "/".join(str(part) for part in (SPEC_VERSION, self.tier, self.seed, *parts))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A generator on the subject's device."""
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def sampler(self, vocab_size: int, seed: int, **options: Any) -> Any:
+        """A new sampler with a generator of its own."""
+        return self.make_sampler(vocab_size, self.generator(seed), **options)
+
+    def call(self, sampler: Any, case: Case, repeats: int = 1, manner: Manner = PLAIN, **more: Any) -> Tensor:
+        """One call that samples the case's slot pattern `repeats` times over. Returns int64 [n]."""
+        logits, keywords = self.arguments(case, repeats, manner)
+        n = case.slots * repeats
+        context = manner.context(case, self.device)
+        flags = filter_flags(context, case.vocab_size) if manner.promise else {"no_top_k": False, "no_top_p": False}
+        ids: Tensor = sampler.sample_kernel(logits, n, context, **{**flags, **keywords, **more})
+        return ids
+
+    def arguments(self, case: Case, repeats: int, manner: Manner = PLAIN) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits and index tensors of `call`."""
+        rows, requests = (index.repeat(repeats) for index in case.pattern())
+        logits = case.logits(self.device)
+        keywords = {"token_to_request_index": self.index(requests, manner)}
+        if manner.gather:
+            keywords["gather_indices"] = self.index(rows, manner)
+        else:
+            logits = logits[rows.to(self.device)]
+        return manner.logits(logits), keywords
+
+    def index(self, values: Tensor, manner: Manner = PLAIN) -> Tensor:
+        """An index tensor in the manner's dtype, place and length."""
+        padded = torch.nn.functional.pad(values, (0, manner.index_padding)).to(manner.index_dtype)
+        return padded.to(self.device) if manner.index_device == "same" else padded
+
+    def draw(self, case: Case, draws: int, manner: Manner = PLAIN, *, seed: int | None = None) -> Tensor:
+        """At least `draws` draws in all, in as many calls of one sampler as it takes.
+
+        Returns int64 [slots, draws / slots].
+        """
+        per_call, calls = self.launches(case, draws)
+        sampler = self.sampler(case.vocab_size, self.seed_of(case.id) if seed is None else seed)
+        ids = [self.call(sampler, case, per_call, manner).view(per_call, case.slots) for _ in range(calls)]
+        return torch.cat(ids).T.contiguous()
+
+    def launches(self, case: Case, draws: int) -> tuple[int, int]:
+        """Repeats of the pattern in one call, and number of calls."""
+        repeats = max(1, -(-draws // case.slots))
+        most = max(1, _LAUNCH_ELEMENTS[self.device.type] // (case.vocab_size * case.slots))
+        calls = -(-repeats // most)
+        return -(-repeats // calls), calls
+
+    def reproducer(self, case: Case, last: str = "", *, repeats: int | None = None) -> str:
+        """At most six lines that make the first call of a check again, and print what it gave."""
+        per_call, _ = self.launches(case, case.draws)
+        n = case.slots * (per_call if repeats is None else repeats)
+        module, _, attribute = self.name.partition(":")
+        imported = f"from {module} import {attribute} as make_sampler" if attribute else f"# make_sampler = {self.name}"
+        device = str(self.device)
+        rows, requests = (f"{index}.repeat({n // case.slots}).to({device!r})" for index in case.pattern_code())
+        return "\n".join(
+            [
+                f"import torch; from math import inf, nan; from reference import SamplingContext; {imported}",
+                f"logits = ({case.code}).to({DTYPES[case.dtype]}).to({device!r})",
+                f"context = SamplingContext({case.parameters_code()}, device={device!r})",
+                f"sampler = make_sampler({case.vocab_size}, "
+                f"torch.Generator({device!r}).manual_seed({self.seed_of(case.id)}))",
+                f"ids = sampler.sample_kernel(logits, {n}, context, no_top_k=False, no_top_p=False, "
+                f"gather_indices={rows}, token_to_request_index={requests})",
+                last
+                or f"print(*[dict(zip(*map(torch.Tensor.tolist, slot.unique(return_counts=True)))) "
+                f"for slot in ids.view(-1, {case.slots}).T], sep='\\n')",
+            ]
+        )
