@@ -122,7 +122,7 @@ def _run(subject: Subject, clause: Clause, case: Case, alpha: float) -> Result:
     status = "not applicable" if why_not is not None else "pass" if passed else "fail"
     if status == "pass" and not evidence:
         status, why_not = "skip", "the sampler offers nothing to check this with"
-    reproducer = "" if status != "fail" else subject.reproducer(case, repeats=None if clause.statistical else 1)
+    reproducer = "" if status != "fail" else subject.reproducer(case, clause.reproduce, check_id(clause, case))
     return Result(
         id=check_id(clause, case), clause=clause.id, must=clause.must, status=status, reason=why_not or "",
         evidence=evidence, error=error, reproducer=reproducer, seconds=time.perf_counter() - started,

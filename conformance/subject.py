@@ -27,7 +27,8 @@ class Manner:
     logits: changes how the logits lie in memory, not what they are.
     context: builds the context, from the case and a device.
     gather: names logits rows by gather_indices; else they are laid out slot by slot.
-    index_dtype, index_device ("cpu" or "same"), index_padding: of both index tensors.
+    index_dtype, index_device ("cpu" or "same"), index_padding, index_step: of both index tensors; entries
+        are `index_step` apart in memory.
     promise: pass the flags of `filter_flags`; else False for both.
     """
 
@@ -38,6 +39,7 @@ class Manner:
     index_dtype: torch.dtype = torch.int32
     index_device: str = "same"
     index_padding: int = 0
+    index_step: int = 1
     promise: bool = True
 
 
@@ -96,7 +98,9 @@ class Subject:
     def index(self, values: Tensor, manner: Manner = PLAIN) -> Tensor:
         """An index tensor in the manner's dtype, place and length."""
         padded = torch.nn.functional.pad(values, (0, manner.index_padding)).to(manner.index_dtype)
-        return padded.to(self.device) if manner.index_device == "same" else padded
+        spread = torch.full((len(padded), manner.index_step), 2**30, dtype=manner.index_dtype)
+        spread[:, 0] = padded
+        return (spread.to(self.device) if manner.index_device == "same" else spread)[:, 0]
 
     def draw(self, case: Case, draws: int, manner: Manner = PLAIN, *, seed: int | None = None) -> Tensor:
         """At least `draws` draws in all, in as many calls of one sampler as it takes.
@@ -115,25 +119,39 @@ class Subject:
         calls = -(-repeats // most)
         return -(-repeats // calls), calls
 
-    def reproducer(self, case: Case, last: str = "", *, repeats: int | None = None) -> str:
-        """At most six lines that make the first call of a check again, and print what it gave."""
-        per_call, _ = self.launches(case, case.draws)
-        n = case.slots * (per_call if repeats is None else repeats)
+    def reproducer(self, case: Case, kind: str, check_id: str) -> str:
+        """At most six lines of Python that show a failure again.
+
+        kind: "draws" makes the first call of the check and counts what it gave, "log-probs" prints the
+        log-probs, "check" runs the whole check.
+        """
         module, _, attribute = self.name.partition(":")
         imported = f"from {module} import {attribute} as make_sampler" if attribute else f"# make_sampler = {self.name}"
         device = str(self.device)
-        rows, requests = (f"{index}.repeat({n // case.slots}).to({device!r})" for index in case.pattern_code())
-        return "\n".join(
-            [
-                f"import torch; from math import inf, nan; from reference import SamplingContext; {imported}",
-                f"logits = ({case.code}).to({DTYPES[case.dtype]}).to({device!r})",
-                f"context = SamplingContext({case.parameters_code()}, device={device!r})",
-                f"sampler = make_sampler({case.vocab_size}, "
-                f"torch.Generator({device!r}).manual_seed({self.seed_of(case.id)}))",
-                f"ids = sampler.sample_kernel(logits, {n}, context, no_top_k=False, no_top_p=False, "
-                f"gather_indices={rows}, token_to_request_index={requests})",
-                last
-                or f"print(*[dict(zip(*map(torch.Tensor.tolist, slot.unique(return_counts=True)))) "
-                f"for slot in ids.view(-1, {case.slots}).T], sep='\\n')",
-            ]
-        )
+        if kind == "check":
+            arguments = f"tier={self.tier!r}, device={device!r}, seed={self.seed}, only=[{check_id!r}]"
+            return (
+                f"from conformance import check; {imported}\n"
+                f"report = check(make_sampler, {arguments})\n"
+                f"print(*report.results[0].failed, report.results[0].error, sep='\\n')"
+            )
+        seed = f"torch.Generator({device!r}).manual_seed({self.seed_of(case.id)})"
+        lines = [
+            f"import torch; from math import inf, nan; from reference import SamplingContext; {imported}",
+            f"logits = ({case.code}).to({DTYPES[case.dtype]}).to({device!r})",
+            f"context = SamplingContext({case.parameters_code()}, device={device!r})",
+            f"sampler = make_sampler({case.vocab_size}, {seed})",
+        ]
+        rows, requests = case.pattern_code()
+        if kind == "log-probs":
+            return "\n".join([*lines, f"print(sampler.log_probs_kernel(logits[{rows}], context))"])
+        repeats, _ = self.launches(case, case.draws)
+        n = case.slots * repeats
+        rows, requests = (f"{index}.repeat({repeats}).to({device!r})" for index in (rows, requests))
+        indices = f"gather_indices={rows}, token_to_request_index={requests}"
+        counts = "dict(zip(*map(torch.Tensor.tolist, slot.unique(return_counts=True))))"
+        lines += [
+            f"ids = sampler.sample_kernel(logits, {n}, context, no_top_k=False, no_top_p=False, {indices})",
+            f"print(*[{counts} for slot in ids.view(-1, {case.slots}).T], sep='\\n')",
+        ]
+        return "\n".join(lines)

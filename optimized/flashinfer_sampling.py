@@ -57,6 +57,7 @@ class FlashInferSampling(Sampling):
             if enable_cuda_graph:
                 raise ValueError(f"enable_cuda_graph must be False with an rng on {rng.device}, got True")
             self._kernels = PortableKernels(vocab_size, rng)
+        self._part_size = max(1, self._kernels.max_elements // vocab_size)
 
     def sample_kernel(
         self,
@@ -83,8 +84,11 @@ class FlashInferSampling(Sampling):
             return output
         facts = None if self.enable_cuda_graph else batch_facts(context, self.vocab_size)
         route = choose_route(facts, no_top_k=no_top_k, no_top_p=no_top_p)
-        size = self._part_size()
+        size = self._part_size
         stream = self._kernels.reserve(n, -(-n // size))
+        if n <= size:
+            self._sample(route, slots, stream, output)
+            return output
         for index, (at, part) in enumerate(slots.parts(size)):
             self._sample(route, part, self._kernels.part(stream, index, at), output[at])
         return output
@@ -97,7 +101,7 @@ class FlashInferSampling(Sampling):
         self._check_device(logits, None, token_to_request_index)
         facts = None if self.enable_cuda_graph else batch_facts(context, self.vocab_size)
         log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        for at, part in slots.parts(self._part_size()) if slots.n else ():
+        for at, part in slots.parts(self._part_size) if slots.n else ():
             if facts is not None and facts.no_top_k and facts.no_top_p:
                 self._kernels.log_probabilities(part, log_probs[at])
                 continue
@@ -115,19 +119,16 @@ class FlashInferSampling(Sampling):
             kernels.argmax(slots, output)
             return
         batch = kernels.probabilities(slots)
-        if route is Route.BOTH:
-            batch = kernels.keep_top_k(batch)
-        draw = {
-            Route.UNFILTERED: kernels.draw,
-            Route.TOP_P: kernels.draw_top_p,
-            Route.TOP_K: kernels.draw_top_k,
-            Route.EITHER: kernels.draw_joint,
-            Route.BOTH: kernels.draw_top_p,
-        }[route]
-        draw(batch, stream, output)
-
-    def _part_size(self) -> int:
-        return max(1, self._kernels.max_elements // self.vocab_size)
+        if route is Route.UNFILTERED:
+            kernels.draw(batch, stream, output)
+        elif route is Route.TOP_K:
+            kernels.draw_top_k(batch, stream, output)
+        elif route is Route.TOP_P:
+            kernels.draw_top_p(batch, stream, output)
+        elif route is Route.EITHER:
+            kernels.draw_joint(batch, stream, output)
+        else:
+            kernels.draw_top_p(kernels.keep_top_k(batch), stream, output)
 
     def _check_device(self, logits: Tensor, *indices: Tensor | None) -> None:
         if logits.device != self._device:

@@ -26,7 +26,8 @@ class Slots:
 
     logits: [rows, W] as given, W >= vocab_size.
     rows, requests: [n] on the logits' device; None means that slot i is row i, request i.
-    temperature, top_k, top_p: [requests] on the logits' device, as the context holds them.
+    temperature, top_k, top_p: [requests] on the logits' device.
+    All but the logits are contiguous.
     """
 
     logits: Tensor
@@ -136,6 +137,8 @@ def _with_parameters(
         for name in _PARAMETER_DTYPES:
             _check_parameter(name, view, logits.device)
     temperature, top_k, top_p = view.temperature, view.top_k, view.top_p
+    if not trusted:
+        temperature, top_k, top_p = temperature.contiguous(), top_k.contiguous(), top_p.contiguous()
     count = temperature.shape[0] if trusted else min(temperature.shape[0], top_k.shape[0], top_p.shape[0])
     if request_index is None and count < n:
         raise ValueError(
@@ -180,7 +183,7 @@ def _check_index(name: str, index: Tensor | None, n: int, limit: int, device: to
         raise ValueError(f"{name} must be on the CPU or on the logits' device {device}, got {index.device}")
     index = index[:n]
     _check_values(name, index, limit)
-    return index.to(device, non_blocking=True)
+    return index.to(device, non_blocking=True).contiguous()
 
 
 def _check_values(name: str, index: Tensor, limit: int) -> None:

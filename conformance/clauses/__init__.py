@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from conformance.cases import Case
 from conformance.evidence import Evidence
@@ -46,6 +47,8 @@ class Clause:
     id: group/name. must: the requirement, a sentence. source: where it comes from.
     statistical: its check can fail by chance, and takes a share of the run's budget.
     not_applicable: says why a subject need not be checked, or None.
+    reproduce: what a failure's reproducer shows: the call and its "draws", its "log-probs", or the whole
+        "check" again.
     """
 
     id: str
@@ -55,6 +58,7 @@ class Clause:
     check: Check
     statistical: bool
     not_applicable: Callable[[Subject], str | None]
+    reproduce: Literal["draws", "log-probs", "check"]
 
 
 CLAUSES: dict[str, Clause] = {}
@@ -68,13 +72,14 @@ def clause(
     *,
     statistical: bool = False,
     not_applicable: Callable[[Subject], str | None] = lambda _subject: None,
+    reproduce: Literal["draws", "log-probs", "check"] = "check",
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause. One check may hold several clauses."""
 
     def register(check: Check) -> Check:
         if id in CLAUSES:
             raise ValueError(f"id must be new, got {id!r} twice")
-        CLAUSES[id] = Clause(id, must, source, cases, check, statistical, not_applicable)
+        CLAUSES[id] = Clause(id, must, source, cases, check, statistical, not_applicable, reproduce)
         return check
 
     return register

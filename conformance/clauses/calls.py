@@ -47,6 +47,7 @@ def _parameters_apart(tier: Tier) -> list[Case]:
     "contract",
     _parameters_apart,
     statistical=True,
+    reproduce="draws",
 )
 def _plain(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield from draws_follow_law(subject, case, alpha)
@@ -83,7 +84,7 @@ def _without_mapping(subject: Subject, case: Case, alpha: float) -> Iterator[Evi
 
 @clause(
     "calls/index-tensors",
-    "Index tensors may be int32 or int64, on the CPU or the device, and longer than n.",
+    "Index tensors may be int32 or int64, on the CPU or the device, longer than n, and not contiguous.",
     "contract",
     _parameters_apart,
     statistical=True,
@@ -91,8 +92,9 @@ def _without_mapping(subject: Subject, case: Case, alpha: float) -> Iterator[Evi
 def _index_tensors(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     for dtype in (torch.int32, torch.int64):
         for device in ("cpu", "same"):
-            manner = Manner(index_dtype=dtype, index_device=device, index_padding=3)
-            yield from draws_follow_law(subject, case.but(draws=case.draws // 4), alpha / 4, manner)
+            for step in (1, 2):
+                manner = Manner(index_dtype=dtype, index_device=device, index_padding=3, index_step=step)
+                yield from draws_follow_law(subject, case.but(draws=case.draws // 8), alpha / 8, manner)
 
 
 @clause("calls/flags", "False for no_top_k and no_top_p is always allowed.", "contract", _parameters_apart,

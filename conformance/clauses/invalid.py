@@ -31,6 +31,7 @@ def _cases(tier: Tier) -> Iterator[Case]:
     "law 7",
     _cases,
     statistical=True,
+    reproduce="draws",
 )
 def _law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield from judge_draws(subject, case, subject.draw(case, case.draws), alpha)

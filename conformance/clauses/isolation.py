@@ -116,6 +116,7 @@ def _expanded(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
         )
     ],
     statistical=True,
+    reproduce="draws",
 )  # fmt: skip
 def _batchmates(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield from draws_follow_law(subject, case, alpha)

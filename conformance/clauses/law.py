@@ -62,6 +62,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
     "law 1",
     _padding,
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "vocabulary/masked",
@@ -105,6 +106,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "temperature/scale",
@@ -122,6 +124,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "temperature/before-filters",
@@ -140,6 +143,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "temperature/tiny",
@@ -160,6 +164,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         for filtered, k, p in (("none", (0,), (0.0,)), ("both", (3,), (0.9,)))
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-k/kept-set",
@@ -188,6 +193,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-k/ties",
@@ -214,6 +220,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-k/off",
@@ -241,6 +248,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-p/crossing-token",
@@ -276,6 +284,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-p/ties",
@@ -293,6 +302,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-p/off",
@@ -308,10 +318,10 @@ def _padding(tier: Tier) -> Iterator[Case]:
             requests=(0, 1, 2),
             draws=3 * tier.draws // 4,
         ),
-        # 64 tokens of 2^-16 each behind one of nearly all mass.
+        # 64 tokens of 2^-14 each behind one of nearly all mass.
         Case(
             "p-off-tail",
-            "torch.tensor([[0.0] + [-16.0] * 64]).mul(0.6931471805599453)",
+            "torch.tensor([[0.0] + [-14.0] * 64]).mul(0.6931471805599453)",
             65,
             top_p=(0.0, 1.0),
             top_k=(0, 0),
@@ -331,6 +341,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-p/tiny",
@@ -357,6 +368,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-p/nearly-one",
@@ -373,6 +385,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "top-p/after-top-k",
@@ -397,6 +410,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         ),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "draw/distribution",
@@ -417,6 +431,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         Case("most-draws", probabilities(EIGHT), 8, draws=tier.huge_draws),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "draw/every-dtype",
@@ -427,6 +442,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         for dtype in ("fp32", "fp16", "bf16")
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "draw/tail",
@@ -437,6 +453,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         for gap in (8, 12, 14, 16)
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "greedy/temperature-zero",
@@ -464,6 +481,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         Case("T0-one-token", values([3.0]), 1, (0.0, 1.0), rows=(0, 0), requests=(0, 1), draws=64),
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "greedy/top-k-one",
@@ -485,6 +503,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
         for dtype in ("fp32", "fp16", "bf16")
     ],
     statistical=True,
+    reproduce="draws",
 )
 @clause(
     "greedy/in-drawn-batch",
@@ -497,6 +516,7 @@ def _padding(tier: Tier) -> Iterator[Case]:
              (1.0,) * 4, top_k=(1, 0, 1, 2), top_p=(0.9, 0.5, 0.0, 0.0), draws=tier.draws // 8),
     ],
     statistical=True,
+    reproduce="draws",
 )  # fmt: skip
 def _draws_follow_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield from draws_follow_law(subject, case, alpha)

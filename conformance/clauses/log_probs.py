@@ -39,7 +39,8 @@ def _random_rows(tier: Tier) -> Iterator[Case]:
         yield case.but(name="tied-both", code=f"({case.code}).mul(4).round().div(4)")
 
 
-@clause("log-probs/law", "log_probs_kernel returns the log of the law that is drawn from.", "law 6", _random_rows)
+@clause("log-probs/law", "log_probs_kernel returns the log of the law that is drawn from.", "law 6", _random_rows,
+        reproduce="log-probs")
 @clause(
     "log-probs/small",
     "The same on rows that can be checked by hand: filters, ties, greedy rows, padding, masked and tiny rows.",

@@ -22,6 +22,9 @@ HEAD = 48
 GROUPS = 16
 """Groups of about equal mass in a partition by rank or by index."""
 
+DEPTH = 20
+"""Groups of a partition of the tail: those of depth j begin where 2^-j of the mass is left."""
+
 LANES, TILE = 32, 1024
 """A GPU's lanes in a warp, and a common number of tokens that a block handles at a time."""
 
@@ -124,8 +127,11 @@ def _partitions(probs: Tensor) -> list[tuple[str, Tensor]]:
     partitions = [("token", labels)]
     if width <= HEAD:
         return partitions
-    by_rank = torch.empty_like(index)
+    by_rank, by_depth = torch.empty_like(index), torch.empty_like(index)
     by_rank[order] = _strata(probs[order])
+    # Tail tokens, in groups that each hold about half of the mass that is left.
+    left = (probs[order].flip(0).cumsum(0).flip(0)).clamp(min=2.0**-DEPTH)
+    by_depth[order] = (-torch.log2(left)).long().clamp(0, DEPTH - 1)
     return [
         *partitions,
         ("parity", index % 2),
@@ -133,6 +139,7 @@ def _partitions(probs: Tensor) -> list[tuple[str, Tensor]]:
         ("tile", index // TILE),
         ("index group", _strata(probs)),
         ("rank group", by_rank),
+        ("depth", by_depth),
     ]
 
 

@@ -10,6 +10,7 @@ Bytes for n slots: 2 * 2 n V read (bf16) + 4 n V written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -159,13 +160,14 @@ class SlotSoftmax:
         self.tiles = -(-vocab_size // self.block)
         self._tiles_power = 1 << (self.tiles - 1).bit_length()
         self._warps = 8 if self.block >= 4096 else 4
+        self._get_stream: Callable[[int], int] = triton.runtime.driver.active.get_current_stream
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def argmax(self, slots: Slots, output: Tensor) -> None:
         """Lowest index of each slot's maximum, into int64 [n]. Bytes: 2 n V read (bf16)."""
         summary = self._workspace(slots.n)[0]
-        self._summarise(slots, summary, all_greedy=True)
+        self._summarise(slots, summary, _inputs(slots), _kind(slots), all_greedy=True)
         args = (summary, output, output.stride(0), self.vocab_size, self.tiles)
         self._launch(_argmax_kernel, (slots.n, 1), args, (self._tiles_power,), output.stride(), num_warps=1)
 
@@ -203,7 +205,7 @@ class SlotSoftmax:
         own: its replays may run on any stream.
         """
         keep = n <= _MAX_KEPT_SLOTS and not torch.cuda.is_current_stream_capturing()
-        key = (self._stream(), n)
+        key = (self._get_stream(self.device.index), n)
         workspace = self._workspaces.get(key) if keep else None
         if workspace is None:
             workspace = (
@@ -222,31 +224,30 @@ class SlotSoftmax:
         self, slots: Slots, output: Tensor, workspace: tuple[Tensor, Tensor, Tensor, Tensor], *, log: bool
     ) -> None:
         summary, top_k, top_p, valid = workspace
-        self._summarise(slots, summary, all_greedy=False)
+        inputs, kind = _inputs(slots), _kind(slots)
+        self._summarise(slots, summary, inputs, kind, all_greedy=False)
         width, stride = output.shape[1], output.stride(0)
         results = (output, stride, width, top_k, top_p, valid, self.vocab_size, self.tiles)
         self._launch(
             _softmax_kernel,
             (slots.n, -(-width // self.block)),
-            (*_inputs(slots), slots.top_p, summary, *results),
+            (*inputs, slots.top_p, summary, *results),
             (*_has(slots), log, self._tiles_power, self.block),
-            (*_kind(slots), stride, width, output.data_ptr() & 15),
+            (*kind, stride, width, output.data_ptr() & 15),
             num_warps=self._warps,
         )
 
-    def _summarise(self, slots: Slots, summary: Tensor, *, all_greedy: bool) -> None:
+    def _summarise(
+        self, slots: Slots, summary: Tensor, inputs: tuple[Any, ...], kind: tuple[Any, ...], *, all_greedy: bool
+    ) -> None:
         self._launch(
             _summary_kernel,
             (slots.n, self.tiles),
-            (*_inputs(slots), summary, self.vocab_size, self.tiles),
+            (*inputs, summary, self.vocab_size, self.tiles),
             (*_has(slots), all_greedy, self.block),
-            _kind(slots),
+            kind,
             num_warps=self._warps,
         )
-
-    def _stream(self) -> int:
-        stream: int = triton.runtime.driver.active.get_current_stream(self.device.index)
-        return stream
 
     def _launch(
         self,
@@ -271,7 +272,7 @@ class SlotSoftmax:
             compiled = self._compiled[key] = (compiled, compiled.run, compiled.function, compiled.packed_metadata)
         _, run, function, metadata = compiled
         # The call that a compiled kernel's own `[grid](...)` makes, without its profiler hooks.
-        run(*grid, 1, self._stream(), function, metadata, None, None, None, *args, *constants)
+        run(*grid, 1, self._get_stream(self.device.index), function, metadata, None, None, None, *args, *constants)
 
 
 def _inputs(slots: Slots) -> tuple[Any, ...]:

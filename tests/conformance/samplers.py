@@ -1,0 +1,204 @@
+"""A plain sampler that is right, and ways to break it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference import Sampling
+from reference.arguments import Slots, check_log_probs_call, check_sample_call
+
+
+class PlainSampling(Sampling):
+    """Sort, mask, inverse CDF, in float64. `fault` names one thing to do wrong; "" does all right."""
+
+    def __init__(self, vocab_size: int, rng: torch.Generator, fault: str = "") -> None:
+        super().__init__(vocab_size, rng)
+        self.fault = fault
+
+    def sample_kernel(
+        self,
+        logits: Tensor,
+        n: int,
+        context: Any,
+        *,
+        no_top_k: bool,
+        no_top_p: bool,
+        gather_indices: Tensor | None = None,
+        token_to_request_index: Tensor | None = None,
+        output: Tensor | None = None,
+        eager: bool = False,
+        cache_key: Hashable = None,
+    ) -> Tensor:
+        fault = self.fault
+        if fault == "errors-late":
+            torch.rand(1, generator=self.rng)
+        slots = check_sample_call(
+            self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
+        )
+        if n == 0:
+            return torch.empty(0, dtype=torch.int64)
+        if fault == "mutates-logits":
+            logits.mul_(1.5)
+        rows = torch.arange(n) if slots.rows is None else slots.rows
+        requests = torch.arange(n) if slots.requests is None else slots.requests
+        if fault == "neighbours-parameters":
+            requests = (requests + 1) % int(requests.max() + 1)
+        if fault == "parameters-by-row":
+            requests = rows % len(slots.temperature)
+        if fault == "first-request-for-all":
+            requests = torch.zeros_like(requests)
+        if fault == "row-off-by-one":
+            rows = (rows + 1) % logits.shape[0]
+        probs = self._probs(slots, rows, requests)
+        ids = self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all()))
+        if fault == "int32-result":
+            return ids.int()
+        if output is None:
+            return ids
+        if fault == "short-write":
+            output[: n - 1] = ids[: n - 1]
+            return output
+        if fault == "writes-beyond":
+            torch.as_strided(output, (n + 1,), (1,), output.storage_offset())[n] = 0
+        if fault == "returns-copy":
+            output.copy_(ids)
+            return ids
+        return output.copy_(ids)
+
+    def log_probs_kernel(self, logits: Tensor, context: Any, *, token_to_request_index: Tensor | None = None) -> Tensor:
+        slots = check_log_probs_call(self.vocab_size, logits, context, token_to_request_index)
+        requests = torch.arange(slots.n) if slots.requests is None else slots.requests
+        probs = self._probs(slots, torch.arange(slots.n), requests, log_probs=True)
+        wide = torch.zeros(logits.shape, dtype=torch.float64)
+        wide[:, : self.vocab_size] = probs[:, : self.vocab_size]
+        wide[probs.isnan().any(1)] = math.nan
+        return wide.log().float()
+
+    def _probs(self, slots: Slots, rows: Tensor, requests: Tensor, *, log_probs: bool = False) -> Tensor:
+        """float64 [n, V], NaN for invalid rows."""
+        fault = self.fault
+        width = slots.logits.shape[1] if fault == "draws-padding" else self.vocab_size
+        z = slots.logits[rows][:, :width].double()
+        t, k, p = (x[requests].double()[:, None] for x in (slots.temperature, slots.top_k, slots.top_p))
+        if log_probs and fault == "log-probs-without-temperature":
+            t = torch.ones_like(t)
+        invalid = ~(z.amax(1).isfinite())
+        if fault == "nan-spreads" and bool(invalid.any()):
+            z = torch.zeros_like(z)
+        z = torch.where(invalid[:, None], 0.0, z)
+        greedy = (t == 0) | (k == 1)
+        if fault in {"greedy-by-temperature", "zero-temperature-is-uniform"}:
+            greedy = torch.zeros_like(greedy)
+        scale = t.clamp(min=1e-6)
+        if fault == "zero-temperature-is-uniform":
+            scale = torch.where(t == 0, math.inf, scale)
+        w = z / (torch.ones_like(scale) if fault == "temperature-last" else scale)
+        if fault == "bf16-temperature":
+            w = (z.bfloat16() / scale.bfloat16()).double()
+        if fault == "temperature-twice":
+            w = w / scale
+        mass = torch.softmax(w, 1)
+        if fault == "bf16-softmax":
+            mass = torch.softmax(w.bfloat16(), 1).double()
+        order = torch.sort(mass, dim=1, descending=True, stable=True)
+        sorted_mass = order.values
+        k = torch.where((k <= 0) | (k > width), width, k)
+        k = k + 1 if fault == "k-plus-one" else k
+        kth = sorted_mass.gather(1, (k.long() - 1).clamp(max=width - 1))
+        keep = sorted_mass >= kth
+        if fault == "exactly-k":
+            keep = torch.arange(width) < k
+        survivors = sorted_mass if fault == "joint-filters" else sorted_mass * keep
+        survivors = survivors / survivors.sum(1, keepdim=True)
+        before = survivors.cumsum(1) - survivors
+        off = (p <= 0) | (p >= 1)
+        if fault == "drops-crossing-token":
+            nucleus = (before + survivors <= p) | (torch.arange(width) == 0)
+        elif fault == "keeps-one-more":
+            nucleus = torch.cat([torch.ones_like(before[:, :1], dtype=torch.bool), before[:, :-1] < p], 1)
+        else:
+            last = (before < p).sum(1, keepdim=True) - 1
+            nucleus = survivors >= survivors.gather(1, last.clamp(min=0))
+        if fault == "splits-ties-at-p":
+            nucleus = before < p
+        keep &= nucleus | off
+        if fault == "ignores-top-p":
+            keep = sorted_mass >= kth
+        if fault == "p-one-cuts-tail":
+            keep &= (before < 1 - 1e-3) | ~off
+        mass = torch.zeros_like(mass).scatter(1, order.indices, torch.where(keep, sorted_mass, 0.0))
+        if fault == "temperature-last":
+            mass = torch.where(mass > 0, torch.softmax(z / scale, 1), 0.0)
+        first = torch.nn.functional.one_hot(z.argmax(1), width).double()
+        mass = torch.where(greedy, first, mass / mass.sum(1, keepdim=True))
+        return torch.where(invalid[:, None], math.nan, mass)
+
+    def _draw(self, probs: Tensor, *, all_greedy: bool) -> Tensor:
+        fault = self.fault
+        state = self.rng.get_state()
+        generator = None if fault == "default-generator" else self.rng
+        u = torch.rand(len(probs), generator=generator, dtype=torch.float64)
+        if fault == "repeats-numbers" or (fault == "greedy-step-does-not-advance" and all_greedy):
+            self.rng.set_state(state)
+        if fault == "one-number-for-all-rows":
+            u = u[:1].expand_as(u).clone()
+        if fault == "rows-share-in-pairs":
+            u = u[torch.arange(len(u)) // 2 * 2]
+        if fault == "coarse-numbers":
+            u = (u * 2**8).floor() / 2**8
+        cdf = probs.nan_to_num(0.0).cumsum(1)
+        threshold = u * cdf[:, -1]
+        if fault == "draws-first-at-zero":
+            return torch.searchsorted(cdf, threshold[:, None] * (u[:, None] > 2**-9)).clamp(max=probs.shape[1] - 1)[:, 0]
+        ids = torch.searchsorted(cdf, threshold[:, None], right=True)[:, 0]
+        return ids.clamp(max=probs.shape[1] - 1)
+
+
+FAULTS = {
+    # fault: the clause that must fail
+    "drops-crossing-token": "top-p/crossing-token",
+    "keeps-one-more": "top-p/crossing-token",
+    "ignores-top-p": "top-p/crossing-token",
+    "splits-ties-at-p": "top-p/ties",
+    "p-one-cuts-tail": "top-p/off",
+    "k-plus-one": "top-k/kept-set",
+    "exactly-k": "top-k/ties",
+    "joint-filters": "top-p/after-top-k",
+    "temperature-last": "temperature/before-filters",
+    "temperature-twice": "temperature/scale",
+    "bf16-temperature": "draw/every-dtype",
+    "bf16-softmax": "log-probs/law",
+    "coarse-numbers": "draw/distribution",
+    "draws-padding": "vocabulary/padding",
+    "draws-first-at-zero": "vocabulary/masked",
+    "greedy-by-temperature": "greedy/temperature-zero",
+    "zero-temperature-is-uniform": "greedy/temperature-zero",
+    "log-probs-without-temperature": "log-probs/small",
+    "nan-spreads": "invalid/isolated",
+    "neighbours-parameters": "calls/parameters-by-slot",
+    "parameters-by-row": "calls/parameters-by-slot",
+    "first-request-for-all": "calls/parameters-by-slot",
+    "row-off-by-one": "calls/gather",
+    "int32-result": "calls/result",
+    "short-write": "calls/output",
+    "writes-beyond": "calls/output",
+    "returns-copy": "calls/output",
+    "mutates-logits": "isolation/inputs",
+    "repeats-numbers": "randomness/steps",
+    "one-number-for-all-rows": "randomness/rows",
+    "rows-share-in-pairs": "randomness/rows",
+    "default-generator": "randomness/default-generators",
+    "greedy-step-does-not-advance": "randomness/advance",
+    "errors-late": "errors/refused",
+}
+
+
+def make(fault: str) -> Any:
+    """A factory of samplers with that fault."""
+    return partial(PlainSampling, fault=fault)
