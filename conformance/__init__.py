@@ -1,8 +1,9 @@
 """Judges any token sampler against the law: `conformance.check(make_sampler)`."""
 
+from conformance.adapters import from_function
 from conformance.claims import Claims
 from conformance.evidence import Evidence
 from conformance.report import Report, Result
 from conformance.runner import check
 
-__all__ = ["Claims", "Evidence", "Report", "Result", "check"]
+__all__ = ["Claims", "Evidence", "Report", "Result", "check", "from_function"]

@@ -12,12 +12,14 @@ from reference import LawOptions
 class Claims:
     """Capabilities and declared options of a sampler. The defaults are the contract's.
 
+    log_probs: it has a `log_probs_kernel`.
     sync_free: no call waits for the device.
     cuda_graph: `make_sampler(vocab_size, rng, enable_cuda_graph=True)` gives a sampler whose calls may
         be captured in a CUDA graph, and each replay draws what an eager call would have drawn.
     options: on which defensible points it differs from the law.
     """
 
+    log_probs: bool = True
     sync_free: bool = True
     cuda_graph: bool = False
     options: LawOptions = LawOptions()

@@ -84,6 +84,13 @@ class Subject:
         ids: Tensor = sampler.sample_kernel(logits, n, context, **{**flags, **keywords, **more})
         return ids
 
+    def log_probs(self, sampler: Any, logits: Tensor, context: Any) -> Tensor:
+        """The sampler's log-probs; an empty tensor where it claims none."""
+        if not self.claims.log_probs:
+            return torch.empty(0)
+        log_probs: Tensor = sampler.log_probs_kernel(logits, context)
+        return log_probs
+
     def arguments(self, case: Case, repeats: int, manner: Manner = PLAIN) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits and index tensors of `call`."""
         rows, requests = (index.repeat(repeats) for index in case.pattern())

@@ -90,6 +90,11 @@ def needs_cuda(subject: Subject) -> str | None:
     return None if subject.device.type == "cuda" else "needs a CUDA device"
 
 
+def needs_log_probs(subject: Subject) -> str | None:
+    """For clauses about log-probs."""
+    return None if subject.claims.log_probs else "log_probs is not claimed"
+
+
 def plan(tier: Tier) -> Iterator[tuple[Clause, Case]]:
     """Every clause with each of its cases."""
     for each in CLAUSES.values():
@@ -110,5 +115,5 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 
 __all__ = [
     "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "errors", "graphs", "invalid", "isolation", "law",
-    "log_probs", "needs_cuda", "plan", "randomness",
+    "log_probs", "needs_cuda", "needs_log_probs", "plan", "randomness",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from conformance.cases import Case, for_each_mix, values
-from conformance.clauses import Tier, clause
+from conformance.clauses import Tier, clause, needs_log_probs
 from conformance.clauses.law import EIGHT, judge_draws
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import match_law
@@ -55,7 +55,14 @@ def _isolated(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]
                 observed=f"{differ} of {without.numel()} differ", allowed="none")  # fmt: skip
 
 
-@clause("invalid/log-probs", "Log-probs of an invalid row are NaN, those of its neighbours the law's.", "law 7", _cases)
+@clause(
+    "invalid/log-probs",
+    "Log-probs of an invalid row are NaN, those of its neighbours the law's.",
+    "law 7",
+    _cases,
+    not_applicable=needs_log_probs,
+    reproduce="log-probs",
+)
 def _log_probs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(
         case.logits(subject.device), case.context(subject.device)

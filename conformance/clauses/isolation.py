@@ -42,7 +42,7 @@ def _inputs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(case.vocab_size, 1)
     flags = filter_flags(context, case.vocab_size)
     sampler.sample_kernel(logits, 4 * case.slots, context, **flags, **keywords)
-    sampler.log_probs_kernel(logits, context)
+    subject.log_probs(sampler, logits, context)
     changed = [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
     yield exact("inputs after a draw and after log-probs", passed=not changed, observed=f"changed: {changed}",
                 allowed="none")  # fmt: skip
@@ -132,7 +132,7 @@ def _memory(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     def run() -> tuple[Tensor, Tensor]:
         sampler = subject.sampler(case.vocab_size, 2)
         ids = subject.call(sampler, case, 8)
-        log_probs = sampler.log_probs_kernel(case.logits(subject.device), case.context(subject.device))
+        log_probs = subject.log_probs(sampler, case.logits(subject.device), case.context(subject.device))
         return ids.clone(), _bytes(log_probs)
 
     clean_ids, clean_log_probs = run()
@@ -166,7 +166,7 @@ def _sync_free(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence
     def calls(index: dict[str, Any]) -> None:
         sampler.sample_kernel(logits, 4 * case.slots, context, **flags, **index)
         sampler.sample_kernel(logits, case.slots, context, no_top_k=False, no_top_p=False)
-        sampler.log_probs_kernel(logits, context)
+        subject.log_probs(sampler, logits, context)
 
     for name, index in (("on the device", keywords), ("on the CPU", on_cpu)):
         calls(index)  # the first call may compile and load

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, probabilities, values
-from conformance.clauses import Tier, clause
+from conformance.clauses import Tier, clause, needs_log_probs
 from conformance.clauses.law import BETWEEN_PREFIXES, EIGHT
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import match_law, tolerance
@@ -39,8 +39,14 @@ def _random_rows(tier: Tier) -> Iterator[Case]:
         yield case.but(name="tied-both", code=f"({case.code}).mul(4).round().div(4)")
 
 
-@clause("log-probs/law", "log_probs_kernel returns the log of the law that is drawn from.", "law 6", _random_rows,
-        reproduce="log-probs")
+@clause(
+    "log-probs/law",
+    "log_probs_kernel returns the log of the law that is drawn from.",
+    "law 6",
+    _random_rows,
+    reproduce="log-probs",
+    not_applicable=needs_log_probs,
+)
 @clause(
     "log-probs/small",
     "The same on rows that can be checked by hand: filters, ties, greedy rows, padding, masked and tiny rows.",
@@ -58,6 +64,7 @@ def _random_rows(tier: Tier) -> Iterator[Case]:
              top_k=(3, 0, 0)),
         Case("spread", f"{normal(2, 64, 3)} * 10", 64, (0.5, 1.0)),
     ],
+    not_applicable=needs_log_probs,
 )  # fmt: skip
 @clause(
     "log-probs/off-filters",
@@ -68,6 +75,7 @@ def _random_rows(tier: Tier) -> Iterator[Case]:
         Case("wide-beside", normal(4, tier.large_vocab, 9, std=5.0), tier.large_vocab, (1.0,), (0, 0, 50, 0),
              (1.0, 0.0, 0.9, 0.9)),
     ],
+    not_applicable=needs_log_probs,
 )  # fmt: skip
 def _match(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     rows, _ = case.pattern()
@@ -92,6 +100,7 @@ def _form(log_probs: Tensor, logits: Tensor) -> Evidence:
         Case("mapped", values(*[[3.0, 2.0, 1.0, 2.5]] * 5), 4, (0.5, 1.0, 0.0), top_k=(0, 2, 0),
              top_p=(0.8, 0.0, 0.0), rows=(0, 1, 2, 3, 4), requests=(2, 0, 1, 1, 0)),
     ],
+    not_applicable=needs_log_probs,
 )  # fmt: skip
 def _mapping(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     _, requests = case.pattern()
@@ -113,6 +122,7 @@ def _mapping(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         Case("drawn", normal(16, 1000, 10), 1000, tuple(0.5 + 0.1 * i for i in range(16)), dtype="bf16",
              draws=tier.large_draws)
     ),
+    not_applicable=needs_log_probs,
 )  # fmt: skip
 def _drawn(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     ids = subject.draw(case, case.draws)
@@ -139,7 +149,8 @@ def _drawn(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         ),
     ],
     not_applicable=lambda subject: (
-        None if hasattr(subject.sampler(2, 0), "token_log_probs") else "the sampler has no token_log_probs"
+        needs_log_probs(subject)
+        or (None if hasattr(subject.sampler(2, 0), "token_log_probs") else "the sampler has no token_log_probs")
     ),
 )
 def _token(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:

@@ -155,7 +155,9 @@ class PlainSampling(Sampling):
         cdf = probs.nan_to_num(0.0).cumsum(1)
         threshold = u * cdf[:, -1]
         if fault == "draws-first-at-zero":
-            return torch.searchsorted(cdf, threshold[:, None] * (u[:, None] > 2**-9)).clamp(max=probs.shape[1] - 1)[:, 0]
+            return torch.searchsorted(cdf, threshold[:, None] * (u[:, None] > 2**-9)).clamp(max=probs.shape[1] - 1)[
+                :, 0
+            ]
         ids = torch.searchsorted(cdf, threshold[:, None], right=True)[:, 0]
         return ids.clamp(max=probs.shape[1] - 1)
 

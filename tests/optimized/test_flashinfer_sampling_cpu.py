@@ -1,4 +1,4 @@
-"""FlashInferSampling on a CPU: the dispatcher around the portable kernels, the same that drives FlashInfer's on a GPU."""
+"""FlashInferSampling on a CPU: the dispatcher that drives FlashInfer's kernels on a GPU, around the portable ones."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class TestGenerator:
 
 class TestParts:
     @every_batch
-    @pytest.mark.parametrize("rows", [1, 2, 7, 10])
+    @pytest.mark.parametrize("rows", [1, 7])
     def test_a_call_in_parts_gives_the_same_tokens(
         self, monkeypatch: pytest.MonkeyPatch, batch: str, rows: int
     ) -> None:

@@ -117,7 +117,7 @@ def test_every_batch_gets_a_route_that_obeys_all_of_its_requests() -> None:
 
 
 def test_a_greedy_request_never_makes_the_route_worse() -> None:
-    """A greedy request that carries k and p would push a batch from one filter to both: 2.1 against 1.1 ms (n = 1024)."""
+    """A greedy request that carries k and p would push a batch to the BOTH route: 2.1 against 1.1 ms at n = 1024."""
     order = [Route.UNFILTERED, Route.TOP_P, Route.TOP_K, Route.EITHER, Route.BOTH]
     for kinds in batches():
         alone = choose_route(facts_of(kinds), **NOTHING_PROMISED)

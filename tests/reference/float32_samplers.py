@@ -35,7 +35,11 @@ def by_softmax(w: Tensor) -> Tensor:
 
 def by_exp2(w: Tensor) -> Tensor:
     """As GPU kernels do: log2(e) goes into the exponent, in float32."""
-    mass = torch.exp2((w - w.amax(1, keepdim=True)) * torch.tensor(1 / math.log(2)))
+    exponents = (w - w.amax(1, keepdim=True)) * torch.tensor(1 / math.log(2))
+    # One exp2 a distinct value: on a CPU torch rounds it otherwise in the last elements of a tensor, which no vector
+    # register holds whole, and equal logits would differ by their position.
+    distinct, position = exponents.unique(return_inverse=True)
+    mass = torch.exp2(distinct)[position]
     return mass / tree_sum(mass)
 
 

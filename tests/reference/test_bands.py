@@ -109,6 +109,32 @@ def test_samplers_that_split_ties_lie_inside_their_declared_rule(kind: str, top_
             assert not outside(sampler(z, temperature, top_k, top_p), found).any(), (name, width)
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), FILTERS, ids=FILTER_IDS)
+@pytest.mark.parametrize("kind", ["random", "near-tied", "flat"])
+def test_joint_samplers_lie_inside_their_declared_order(kind: str, top_k: int, top_p: float) -> None:
+    """O02: both filters on the whole row, rightly so where a sampler says it."""
+    make, temperature = KINDS[kind]
+    for n, width in ((40, 7), (20, 64), (6, 1000)):
+        z = make(n, width)
+        found = law_of(z, temperature, top_k, top_p, options=LawOptions(filter_order="joint"))
+        assert not outside(samplers.joint(z, temperature, top_k, top_p), found).any(), width
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    ("logits", "temperature", "top_k", "top_p"),
+    [
+        pytest.param([22741.232421875, 22741.2265625, 22741.23046875], 2.61120453615149e-06, 2, 0.999, id="w9e9"),
+        pytest.param([27066.140625, 27066.1328125, 27066.138671875, 27066.140625], 1.169e-06, 2, 0.0, id="w2e10"),
+        pytest.param([61292.59765625, 61292.73046875, 61292.7265625], 4.374172476673266e-06, 0, 0.5, id="w1e10"),
+    ],
+)
+def test_exponents_of_1e10(name: str, logits: list[float], temperature: float, top_k: int, top_p: float) -> None:
+    """One float32 step of w = 1e10 is 1,024 nats: z * (1 / T) merges tokens that far apart, so both may be kept."""
+    z = torch.tensor([logits])
+    assert not outside(RIGHT[name](z, temperature, top_k, top_p), law_of(z, temperature, top_k, top_p)).any()
+
+
 class TestWrongSamplersLieOutside:
     """On ordinary rows: random normal float32 logits, where the law leaves nothing open."""
 

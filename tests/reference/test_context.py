@@ -75,6 +75,15 @@ class TestValues:
         assert context.gpu_view.top_k.tolist() == [2**31 - 1, 0, 1]
         assert context.gpu_view.top_p.tolist() == [2.0**-149, 1.0, 0.0]
 
+    def test_n18_a_p_too_small_for_float32_does_not_turn_into_off(self) -> None:
+        """N18: p = 1e-50 means the most probable token alone; stored as 0 it would mean "no filter"."""
+        try:
+            context = SamplingContext([1.0], [0], [1e-50])
+        except ValueError as error:
+            assert "top_p" in str(error)  # noqa: PT017  # either answer is right
+        else:
+            assert context.gpu_view.top_p.item() > 0
+
     def test_no_requests(self) -> None:
         context = SamplingContext([], [], [])
         assert context.gpu_view.top_k.shape == (0,)
