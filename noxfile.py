@@ -13,6 +13,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"  # torch is large
 nox.options.sessions = ["tests", "lint", "typecheck"]
 
+SAMPLERS = ("optimized:FlashInferSampling", "reference:ReferenceSampling")
 PACKAGES = ("conformance", "optimized", "reference")
 DEV = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["dev"]
 
@@ -54,7 +55,7 @@ def tests(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Judge both samplers on the CPU."""
     session.install("-c", "constraints-cpu.txt", "-e", ".")
-    for sampler in ("optimized:FlashInferSampling", "reference:ReferenceSampling"):
+    for sampler in SAMPLERS:
         judge(session, "python", sampler, "--tier", "quick", "--device", "cpu")
 
 
@@ -81,8 +82,10 @@ def tests_gpu(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend=GPU_BACKEND)
 def conformance_gpu(session: nox.Session) -> None:
-    """Judge the fast sampler on the GPU."""
-    judge(session, gpu_python(session), "optimized:FlashInferSampling", "--tier", "full", "--device", "cuda")
+    """Judge both samplers on the GPU."""
+    python = gpu_python(session)
+    for sampler in SAMPLERS:
+        judge(session, python, sampler, "--tier", "full", "--device", "cuda")
 
 
 @nox.session(default=False)

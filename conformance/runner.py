@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from conformance.cases import Case
 from conformance.claims import Claims
 from conformance.clauses import TIERS, Clause, plan
-from conformance.cases import Case
 from conformance.evidence.budget import ALPHA_FIXED_SEEDS, ALPHA_FRESH_SEEDS, Budget
 from conformance.report import Report, Result
 from conformance.subject import SPEC_VERSION, Subject

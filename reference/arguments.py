@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.context import Context, SamplingContext, batch_facts, check_parameters
+from reference.context import Context, GpuView, SamplingContext, batch_facts, check_parameters
 
 LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -97,7 +97,8 @@ def check_log_probs_call(
 
 
 def check_token_ids(token_ids: Tensor, logits: Tensor, vocab_size: int, top_n: int) -> None:
-    """Check the further arguments of `Sampling.token_log_probs`."""
+    """Check the arguments of `Sampling.token_log_probs`, but for the context and the map."""
+    _check_logits(logits, vocab_size)
     if type(top_n) is not int or not 0 <= top_n <= vocab_size:
         raise ValueError(f"top_n must be an int in [0, vocab_size = {vocab_size}], got {top_n!r}")
     _check_is_tensor("token_ids", token_ids, INDEX_DTYPES)
@@ -109,8 +110,11 @@ def check_token_ids(token_ids: Tensor, logits: Tensor, vocab_size: int, top_n: i
     _check_values("token_ids", token_ids, vocab_size)
 
 
-def check_counts(num_decode: int, num_prefill: int, num_speculative_tokens: int) -> None:
-    """Check the counts of `Sampling.sample_speculative`."""
+def check_speculative_call(
+    vocab_size: int, logits: Tensor, num_decode: int, num_prefill: int, num_speculative_tokens: int, context: Context
+) -> None:
+    """Check what `Sampling.sample_speculative` needs before it can call `sample_kernel`."""
+    _check_logits(logits, vocab_size)
     for name, value in (
         ("num_decode", num_decode),
         ("num_prefill", num_prefill),
@@ -118,6 +122,12 @@ def check_counts(num_decode: int, num_prefill: int, num_speculative_tokens: int)
     ):
         if type(value) is not int or value < 0:
             raise ValueError(f"{name} must be an int of at least 0, got {value!r}")
+    count = _view_of(context, logits.device).temperature.shape[0]
+    if num_decode + num_prefill > count:
+        raise ValueError(
+            f"num_decode + num_prefill must be at most the {count} requests that context.gpu_view holds, "
+            f"got {num_decode} + {num_prefill}"
+        )
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -129,13 +139,8 @@ def check_vocab_size(vocab_size: int) -> None:
 def _with_parameters(
     logits: Tensor, n: int, rows: Tensor | None, request_index: Tensor | None, context: Context, vocab_size: int
 ) -> Slots:
-    view = getattr(context, "gpu_view", None)
-    if view is None:
-        raise ValueError(f"context must have a gpu_view, got {type(context).__name__}")
     trusted = isinstance(context, SamplingContext)
-    if not trusted or view.temperature.device != logits.device:
-        for name in _PARAMETER_DTYPES:
-            _check_parameter(name, view, logits.device)
+    view = _view_of(context, logits.device)
     temperature, top_k, top_p = view.temperature, view.top_k, view.top_p
     if not trusted:
         temperature, top_k, top_p = temperature.contiguous(), top_k.contiguous(), top_p.contiguous()
@@ -152,6 +157,17 @@ def _with_parameters(
         names = ("temperature", "top_k", "top_p")
         check_parameters(**{name: x.numpy() for name, x in zip(names, slots.parameters(), strict=True)})
     return slots
+
+
+def _view_of(context: Context, device: torch.device) -> GpuView:
+    """The context's parameters on the device. A `SamplingContext` has checked them itself."""
+    view: GpuView | None = getattr(context, "gpu_view", None)
+    if view is None:
+        raise ValueError(f"context must have a gpu_view, got {type(context).__name__}")
+    if not isinstance(context, SamplingContext) or view.temperature.device != device:
+        for name in _PARAMETER_DTYPES:
+            _check_parameter(name, view, device)
+    return view
 
 
 def _check_logits(logits: Tensor, vocab_size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,6 +14,8 @@ from torch import Tensor
 
 _DTYPES = {"temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32}
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 0.0}
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_SMALLEST = np.finfo(np.float32).smallest_subnormal
 _BYTES = 4  # of each of the three dtypes
 
 
@@ -84,10 +85,14 @@ class SamplingContext:
         capacity: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.capacity = len(temperature) if capacity is None else capacity
+        given = _checked(temperature, top_k, top_p, paused)
+        self.capacity = len(given["top_k"]) if capacity is None else capacity
+        if type(self.capacity) is not int or self.capacity < len(given["top_k"]):
+            raise ValueError(f"capacity must be an int of at least {len(given['top_k'])} requests, got {capacity!r}")
         self._buffer = torch.empty(3 * _BYTES * self.capacity, dtype=torch.uint8, device=device)
         self.gpu_view: GpuView = SimpleNamespace(**self._views(self._buffer))
-        self.update(temperature, top_k, top_p, paused=paused)
+        self._pin = torch.cuda.is_available()
+        self._set(given, paused)
 
     def update(
         self,
@@ -98,23 +103,18 @@ class SamplingContext:
         paused: int = 0,
     ) -> None:
         """Set the parameters of the next step; nothing changes if one of them is wrong."""
-        given = {
-            "temperature": _to_numpy("temperature", temperature, np.float64),
-            "top_k": _to_numpy("top_k", top_k, np.int64),
-            "top_p": _to_numpy("top_p", top_p, np.float64),
-        }
-        lengths = {name: len(values) for name, values in given.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"temperature, top_k and top_p must have one length, got {lengths}")
-        active = lengths["temperature"]
-        if active > self.capacity:
-            raise ValueError(f"temperature has {active} requests, more than the capacity of {self.capacity}")
-        if paused < 0:
-            raise ValueError(f"paused must be at least 0, got {paused}")
-        check_parameters(**given)
+        given = _checked(temperature, top_k, top_p, paused)
+        if len(given["top_k"]) > self.capacity:
+            raise ValueError(
+                f"temperature, top_k and top_p must hold at most the capacity of {self.capacity} requests, "
+                f"got {len(given['top_k'])}"
+            )
+        self._set(given, paused)
 
+    def _set(self, given: dict[str, npt.NDArray[Any]], paused: int) -> None:
+        active = len(given["top_k"])
         # A fresh staging buffer each step: the copy below may still be reading the last one.
-        staging = torch.empty(self._buffer.shape, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        staging = torch.empty(self._buffer.shape, dtype=torch.uint8, pin_memory=self._pin)
         metadata = self._views(staging)
         for name, view in metadata.items():
             array = view.numpy()
@@ -166,7 +166,7 @@ def batch_facts(context: Context, vocab_size: int | None) -> BatchFacts | None:
 def check_parameters(temperature: npt.NDArray[Any], top_k: npt.NDArray[Any], top_p: npt.NDArray[Any]) -> None:
     """Raise a ValueError that names the first parameter out of range, its request and its value."""
     for name, values, allowed, right in (
-        ("temperature", temperature, "finite and at least 0", (temperature >= 0) & (temperature < math.inf)),
+        ("temperature", temperature, "finite and at least 0", (temperature >= 0) & (temperature <= _FLOAT32_MAX)),
         ("top_k", top_k, "at least 0 and below 2**31", (top_k >= 0) & (top_k < 2**31)),
         ("top_p", top_p, "in [0, 1]", (top_p >= 0) & (top_p <= 1)),
     ):
@@ -175,13 +175,41 @@ def check_parameters(temperature: npt.NDArray[Any], top_k: npt.NDArray[Any], top
             raise ValueError(f"{name} must be {allowed}, got {values[request].item()} for request {request}")
 
 
-def _to_numpy(name: str, values: Sequence[float] | Tensor, dtype: Any) -> npt.NDArray[Any]:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+def _checked(temperature: Any, top_k: Any, top_p: Any, paused: int) -> dict[str, npt.NDArray[Any]]:
+    """The parameters in the dtypes that they are stored in."""
+    given = {
+        "temperature": _to_numpy("temperature", temperature, "numbers"),
+        "top_k": _to_numpy("top_k", top_k, "integers"),
+        "top_p": _to_numpy("top_p", top_p, "numbers"),
+    }
+    lengths = {name: len(values) for name, values in given.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"temperature, top_k and top_p must have one length, got {lengths}")
+    if type(paused) is not int or paused < 0:
+        raise ValueError(f"paused must be an int of at least 0, got {paused!r}")
+    check_parameters(**given)
+    return {"top_k": given["top_k"].astype(np.int32)} | {
+        # A positive number that float32 would round to 0 stays positive: 0 means something else.
+        name: np.where(given[name] > 0, np.maximum(given[name].astype(np.float32), _SMALLEST), np.float32(0))
+        for name in ("temperature", "top_p")
+    }
+
+
+def _to_numpy(name: str, values: Any, kind: str) -> npt.NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        array = (values.double() if values.is_floating_point() else values).numpy()
+    else:
+        try:
+            array = np.asarray(values)
+        except ValueError as error:  # a ragged list
+            raise ValueError(f"{name} must have 1 dimension, got {values!r}") from error
     if array.ndim != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {array.shape}")
-    if array.size and array.dtype.kind not in ("iu" if dtype is np.int64 else "iuf"):
-        raise ValueError(f"{name} must hold {'integers' if dtype is np.int64 else 'numbers'}, got {array.dtype}")
-    return array.astype(dtype)
+    if array.size and array.dtype.kind not in ("iu" if kind == "integers" else "iuf"):
+        raise ValueError(f"{name} must hold {kind}, got {array.dtype}")
+    result: npt.NDArray[Any] = array.astype(np.int64 if kind == "integers" else np.float64)
+    return result
 
 
 def _active_parameters(context: Any) -> dict[str, npt.NDArray[Any]] | None:

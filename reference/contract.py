@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reference.arguments import check_counts, check_token_ids, check_vocab_size
+from reference.arguments import check_speculative_call, check_token_ids, check_vocab_size
 from reference.context import Context, filter_flags
 
 
@@ -103,7 +103,9 @@ class Sampling(ABC):
 
         Returns int64 [n].
         """
-        check_counts(num_decode, num_prefill, num_speculative_tokens)
+        check_speculative_call(
+            self.vocab_size, required_logits, num_decode, num_prefill, num_speculative_tokens, context
+        )
         decode_rows = num_decode * (1 + num_speculative_tokens)
         n = decode_rows + num_prefill
         row = torch.arange(n, device=required_logits.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -26,9 +27,9 @@ _ROUNDING = 2.0**-24
 _SMALLEST_NORMAL = 2.0**-126
 """GPU fast exponentials flush smaller float32 results to zero, so such tokens may be lost."""
 
-_MAX_LOG_ERROR = 300.0
-"""Cap on a log-probability band, in nats: e^300 * V still fits a float64 sum, and no two float32
-numbers this far apart in log-probability can both have mass."""
+_MAX_EXPONENT = 300.0
+"""Cap on a token's log-mass above the maximum's, in nats, when its band is wider than that (from
+|w| = 1e9 on): e^300 * V still fits a float64 sum, and outweighs everything else as it would uncapped."""
 
 _ELEMENTS_PER_CHUNK = 2**22
 """Rows are processed in chunks of about this many logits. The chunk's temporaries are at most
@@ -70,7 +71,8 @@ class LawOptions:
 class Law:
     """What the law says of n rows.
 
-    probs: float64 [n, W], the exact distribution; a row of NaN where the row is invalid.
+    log_probs: float64 [n, W], in nats, of the exact distribution: -inf where a token cannot be drawn; a
+        row of NaN where the row is invalid. `probs` is its exponential.
     must_keep, may_keep: bool [n, W]. Tokens outside `may_keep` must never be drawn.
     band: int64 [b, 2], the (row, token) pairs in `may_keep` but not in `must_keep`.
     band_mass: float64 [b], the mass of each, in units of its row's kept mass.
@@ -79,13 +81,18 @@ class Law:
     valid: bool [n], false for rows with a NaN, a +inf or no finite logit.
     """
 
-    probs: Tensor
+    log_probs: Tensor
     must_keep: Tensor
     may_keep: Tensor
     band: Tensor
     band_mass: Tensor
     log_error: Tensor
     valid: Tensor
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """float64 [n, W]; each valid row sums to 1."""
+        return self.log_probs.exp()
 
 
 def law(
@@ -109,7 +116,7 @@ def law(
     rows_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, width))
     n = logits.shape[0]
     device = logits.device
-    probs = torch.empty(n, width, dtype=torch.float64, device=device)
+    log_probs = torch.empty(n, width, dtype=torch.float64, device=device)
     must = torch.empty(n, width, dtype=torch.bool, device=device)
     may = torch.empty_like(must)
     log_error = torch.empty(n, dtype=torch.float64, device=device)
@@ -126,11 +133,11 @@ def law(
             vocab_size if vocab_size is not None else width,
             options,
         )
-        probs[rows], must[rows], may[rows] = part.probs, part.must_keep, part.may_keep
+        log_probs[rows], must[rows], may[rows] = part.log_probs, part.must_keep, part.may_keep
         log_error[rows], valid[rows] = part.log_error, part.valid
         bands.append(part.band + torch.tensor([start, 0], device=device))
         band_masses.append(part.band_mass)
-    return Law(probs, must, may, torch.cat(bands), torch.cat(band_masses), log_error, valid)
+    return Law(log_probs, must, may, torch.cat(bands), torch.cat(band_masses), log_error, valid)
 
 
 def is_greedy(temperature: Tensor, top_k: Tensor, options: LawOptions) -> Tensor:
@@ -154,7 +161,13 @@ def _log_error(w: Tensor, w_max: Tensor) -> Tensor:
       rounded twice: six, and two to spare.
     """
     error = _ROUNDING * (2 * (w.abs() + w_max.abs()) + 4 * (w_max - w) + 8)
-    return torch.where(w.isfinite(), error, 0.0).clamp(max=_MAX_LOG_ERROR)
+    return torch.where(w.isfinite(), error, 0.0)
+
+
+def _mass_bounds(w: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest mass of each token, in units of the maximum's exact mass."""
+    log_mass = w - w[:, :1]
+    return torch.exp(log_mass - error), torch.exp((log_mass + error).clamp(max=_MAX_EXPONENT))
 
 
 def sum_error(width: int) -> float:
@@ -177,7 +190,7 @@ def _law_of_chunk(
     # Adding 0 turns -0.0 into 0.0: some sorts order them by their bits.
     z = torch.where(column < vocab_size, logits + 0.0, -math.inf)
     valid = ~(z.isnan() | (z == math.inf)).any(1) & (z > -math.inf).any(1)
-    z = torch.where(valid[:, None], z, 0.0)
+    z = torch.where(valid[:, None], z, 0.0).contiguous()
 
     # Everything from here on is in descending order; `order` leads back. Stable: ties by index.
     z, order = torch.sort(z, dim=1, descending=True, stable=True)
@@ -190,8 +203,9 @@ def _law_of_chunk(
     keep_k, must_k, may_k = _top_k(w, error, finite, ties, top_k[:, None], vocab_size, options)
     survivors = finite if options.filter_order == "joint" else keep_k
     keep = keep_k & _top_p(mass, survivors, ties, top_p[:, None], options)
-    must, may = _top_p_band(w, error, mass, finite, must_k, may_k, ties, top_p[:, None], options)
-    must &= mass * torch.exp(-error) >= _SMALLEST_NORMAL * (mass * finite).sum(1, keepdim=True)
+    least, greatest = _mass_bounds(w, error)
+    must, may = _top_p_band(w, error, least, greatest, finite, must_k, may_k, ties, top_p[:, None], options)
+    must &= least >= _SMALLEST_NORMAL * mass.sum(1, keepdim=True)
 
     greedy = is_greedy(temperature, top_k, options)[:, None]
     first = column == 0
@@ -200,13 +214,13 @@ def _law_of_chunk(
     may = torch.where(greedy, tied if options.greedy_ties == "any" else first, may | keep)
     must = torch.where(greedy, first & (may.sum(1, keepdim=True) == 1), must & keep)
 
-    kept = mass * keep
-    total = kept.sum(1, keepdim=True)
+    total = (mass * keep).sum(1, keepdim=True)
+    log_probs = torch.where(keep, w - w[:, :1] - total.log(), -math.inf)
     band = may & ~must
     band_row, band_position = band.nonzero(as_tuple=True)
     band_token = order[band_row, band_position]
     band_mass = mass[band_row, band_position] / total[band_row, 0]
-    carries_mass = mass * finite >= 2.0**-40 * mass.sum(1, keepdim=True)
+    carries_mass = mass >= 2.0**-40 * mass.sum(1, keepdim=True)
 
     def unsort(values: Tensor) -> Tensor:
         return torch.empty_like(values).scatter_(1, order, values)
@@ -214,12 +228,12 @@ def _law_of_chunk(
     valid_rows = valid[:, None]
     in_band = valid[band_row]
     return Law(
-        probs=torch.where(valid_rows, unsort(kept / total), math.nan),
+        log_probs=torch.where(valid_rows, unsort(log_probs), math.nan),
         must_keep=unsort(must) & valid_rows,
         may_keep=torch.where(valid_rows, unsort(may), column < vocab_size),
         band=torch.stack([band_row, band_token], 1)[in_band],
         band_mass=band_mass[in_band],
-        log_error=(error * carries_mass).amax(1),
+        log_error=(error * carries_mass).amax(1).clamp(max=_MAX_EXPONENT),
         valid=valid,
     )
 
@@ -272,6 +286,7 @@ def _top_k(
     """Exact, must and may sets of top-k. Fewer than m tokens exceed x iff the m-th is at most x."""
     rule = options.top_k_ties
     off = _is_one_of(k, options.top_k_off) | (k >= vocab_size)
+    k = k.clamp(min=1)  # a k below 1 that is not "off" keeps what k = 1 keeps
     exact = ties.before(rule) < k
     may = _at(w, k - 1 - ties.surely_before(rule)) <= w + 2 * error
     must = _at(w, k - 1 + ties.never_before(rule)) <= w - 2 * error
@@ -291,7 +306,8 @@ def _top_p(mass: Tensor, survivors: Tensor, ties: _Ties, p: Tensor, options: Law
 def _top_p_band(
     w: Tensor,
     error: Tensor,
-    mass: Tensor,
+    least: Tensor,
+    greatest: Tensor,
     finite: Tensor,
     must_k: Tensor,
     may_k: Tensor,
@@ -301,13 +317,13 @@ def _top_p_band(
 ) -> tuple[Tensor, Tensor]:
     """Must and may sets of top-p on top of those of top-k.
 
-    Each mass lies between mass * e^-error and mass * e^error, each token of the top-k band may be
-    there or not, tokens closer than twice the error may change places, sums are off by `sum_error`.
+    Each mass lies between `least` and `greatest`, each token of the top-k band may be there or not,
+    tokens closer than twice the error may change places, sums are off by `sum_error`.
     """
     rule = options.top_p_ties
     joint = options.filter_order == "joint"
-    high = _prefix(mass * error.exp() * (finite if joint else may_k))
-    low = _prefix(mass * (-error).exp() * (finite if joint else must_k))
+    high = _prefix(greatest * (finite if joint else may_k))
+    low = _prefix(least * (finite if joint else must_k))
 
     descending = -w
     surely_larger = torch.searchsorted(descending, descending - 2 * error)

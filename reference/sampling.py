@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -33,8 +34,9 @@ class ReferenceSampling(Sampling):
     def __init__(self, vocab_size: int, rng: torch.Generator, options: LawOptions | None = None) -> None:
         super().__init__(vocab_size, rng)
         self.options = options or LawOptions()
-        if not 1 <= self.options.uniform_bits <= 53:
-            raise ValueError(f"options.uniform_bits must be in [1, 53], got {self.options.uniform_bits}")
+        bits = self.options.uniform_bits
+        if type(bits) is not int or not 1 <= bits <= 53:
+            raise ValueError(f"options.uniform_bits must be an int in [1, 53], got {bits!r}")
 
     def sample_kernel(
         self,
@@ -54,6 +56,8 @@ class ReferenceSampling(Sampling):
         slots = check_sample_call(
             self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
         )
+        if self.options.parameters_by == "row" and slots.rows is not None:
+            slots = replace(slots, requests=self._checked_requests(slots))
         if output is None:
             output = torch.empty(n, dtype=torch.int64, device=logits.device)
         if n == 0:
@@ -61,7 +65,7 @@ class ReferenceSampling(Sampling):
         bits = self.options.uniform_bits
         u = torch.randint(0, 2**bits, (n,), generator=self.rng, device=self.rng.device, dtype=torch.int64)
         threshold = u.to(logits.device) << (_MASS_BITS - bits)
-        for in_chunk, of_slot, chunk in self._laws(slots):
+        for in_chunk, of_slot, chunk in self._laws(slots, self.options):
             output[in_chunk] = _first_above(_cdf(chunk.probs), of_slot, threshold[in_chunk])
         return output
 
@@ -73,12 +77,20 @@ class ReferenceSampling(Sampling):
         if self.options.log_probs == "raw":
             off = torch.ones(slots.n, device=logits.device)
             slots = Slots(logits, slots.n, None, None, off, torch.zeros_like(off, dtype=torch.int32), off)
+        options = LawOptions() if self.options.log_probs == "raw" else self.options
         log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        for in_chunk, of_slot, chunk in self._laws(slots):
-            log_probs[in_chunk] = chunk.probs.log().to(torch.float32)[of_slot]
+        for in_chunk, of_slot, chunk in self._laws(slots, options):
+            log_probs[in_chunk] = chunk.log_probs.to(torch.float32)[of_slot]
         return log_probs
 
-    def _laws(self, slots: Slots) -> Iterator[tuple[Tensor, Tensor, Law]]:
+    def _checked_requests(self, slots: Slots) -> Tensor | None:
+        """By logits row: the request of a slot has the number of the row that it gathers."""
+        count = len(slots.temperature)
+        if slots.n and (highest := int(slots.rows.amax())) >= count:  # type: ignore[union-attr]  # the caller looked
+            raise ValueError(f"gather_indices must name rows that have one of the {count} parameters, got {highest}")
+        return slots.rows
+
+    def _laws(self, slots: Slots, options: LawOptions) -> Iterator[tuple[Tensor, Tensor, Law]]:
         """The law of each distinct (logits row, request), in chunks.
 
         Yields the slots that a chunk serves, the chunk's row of each of them, and the chunk.
@@ -86,8 +98,6 @@ class ReferenceSampling(Sampling):
         slot = torch.arange(slots.n, device=slots.logits.device)
         rows = slot if slots.rows is None else slots.rows
         requests = slot if slots.requests is None else slots.requests
-        if self.options.parameters_by == "row":
-            requests = rows
         pairs, of_slot = torch.unique(torch.stack([rows, requests], 1), dim=0, return_inverse=True)
         per_chunk = max(1, _ELEMENTS_PER_CHUNK // slots.logits.shape[1])
         for start in range(0, len(pairs), per_chunk):
@@ -98,7 +108,7 @@ class ReferenceSampling(Sampling):
                 slots.top_k[request],
                 slots.top_p[request],
                 vocab_size=self.vocab_size,
-                options=self.options,
+                options=options,
             )
             in_chunk = ((of_slot >= start) & (of_slot < start + per_chunk)).nonzero()[:, 0]
             yield in_chunk, of_slot[in_chunk] - start, chunk

@@ -145,5 +145,5 @@ def _replay_fresh(subject: Subject, case: Case, alpha: float) -> Iterator[Eviden
 
 
 def _promise(case: Case) -> tuple[bool, bool]:
-    no_top_k, no_top_p = case.name.split("-")[1]
-    return no_top_k == "1", no_top_p == "1"
+    flags = case.name.split("-")[1]
+    return flags[0] == "1", flags[1] == "1"

@@ -31,8 +31,15 @@ def select(law: Law, slots: Tensor) -> Law:
     kept = slots[law.band[:, 0]]
     band = law.band[kept].clone()
     band[:, 0] = new[band[:, 0]]
-    rows = (law.probs, law.must_keep, law.may_keep)
-    return Law(*(x[slots] for x in rows), band, law.band_mass[kept], law.log_error[slots], law.valid[slots])
+    return Law(
+        law.log_probs[slots],
+        law.must_keep[slots],
+        law.may_keep[slots],
+        band,
+        law.band_mass[kept],
+        law.log_error[slots],
+        law.valid[slots],
+    )
 
 
 def judge_draws(subject: Subject, case: Case, ids: Tensor, alpha: float) -> Iterator[Evidence]:

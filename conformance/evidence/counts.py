@@ -109,8 +109,8 @@ def cells_of(ids: Tensor, law: Law) -> Cells:
             parts.append((seen[kept], low[kept], high[kept]))
             tokens = labels.argsort(stable=True)[-(cells - 1) :].tolist() if name == "token" else range(cells)
             names += [f"slot {slot}, {name} {which}" for which in tokens]
-    seen, low, high = (torch.cat([part[i] for part in parts]).cpu().numpy() for i in range(3))
-    return Cells(names, seen, np.full(len(names), draws), low, high)
+    columns = [torch.cat([part[i] for part in parts]).cpu().numpy() for i in range(3)]
+    return Cells(names, columns[0], np.full(len(names), draws), columns[1], columns[2])
 
 
 def _partitions(probs: Tensor) -> list[tuple[str, Tensor]]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from conformance.evidence import Evidence, exact
-from conformance.evidence.support import in_band
 from reference import Law
 from reference.law import sum_error
 
@@ -57,7 +56,7 @@ def _support(log_probs: Tensor, law: Law, valid: Tensor) -> Evidence:
         observed = (
             f"{int(missing.sum())} tokens lost, {int(extra.sum())} too many, {int(log_probs.isnan().sum())} NaN; "
             f"the first: row {row}, id {token}, log-prob {float(log_probs[row, token]):.6g}, "
-            f"law {float(law.probs[valid][row, token].log()):.6g}"
+            f"law {float(law.log_probs[valid][row, token]):.6g}"
         )
     return exact(
         "log-probs are finite just where the law has mass",
@@ -68,22 +67,21 @@ def _support(log_probs: Tensor, law: Law, valid: Tensor) -> Evidence:
 
 
 def _values(log_probs: Tensor, law: Law, valid: Tensor) -> Evidence:
-    band = in_band(law)[valid]
-    probs = law.probs[valid]
     in_valid = valid[law.band[:, 0]]
-    row_of = torch.cumsum(valid, 0) - 1
-    probs = probs.index_put((row_of[law.band[in_valid, 0]], law.band[in_valid, 1]), law.band_mass[in_valid])
+    row, token = (torch.cumsum(valid, 0) - 1)[law.band[in_valid, 0]], law.band[in_valid, 1]
     # Depending on which band tokens are kept, the normaliser is anything from the must-keep mass on.
-    least = (law.probs[valid] * law.must_keep[valid]).sum(1, keepdim=True)
-    most = least + (probs * band).sum(1, keepdim=True)
-    log_p = probs.log()
-    compare = (log_probs > -math.inf) & (probs > 0)
+    least = (law.probs[valid] * law.must_keep[valid]).sum(1)
+    most = least.index_add(0, row, law.band_mass[in_valid])
+    least, most = least[:, None], most[:, None]
+    log_p = law.log_probs[valid].clone()
+    log_p[row, token] = torch.maximum(log_p[row, token], law.band_mass[in_valid].log())
+    compare = (log_probs > -math.inf) & (log_p > -math.inf)
     slack = torch.where(compare, tolerance(torch.where(compare, log_p, 0.0), law, valid), math.inf)
     above = log_probs - (log_p - least.log())
     below = (log_p - most.log()) - log_probs
     excess = torch.where(compare, torch.maximum(above, below) / slack, 0.0)
     worst = float(excess.max()) if excess.numel() else 0.0
-    at = divmod(int(excess.argmax()), probs.shape[1]) if excess.numel() else (0, 0)
+    at = divmod(int(excess.argmax()), log_p.shape[1]) if excess.numel() else (0, 0)
     return exact(
         "log-probs are the law's, within the rounding of fp32",
         passed=worst <= 1,

@@ -37,7 +37,7 @@ class PortableKernels:
         """See `Kernels.probabilities`."""
         scaled, greedy, valid = self._scaled(slots)
         probs = torch.where(greedy[:, None], 0.0, torch.softmax(scaled, dim=1))
-        probs[greedy, scaled.argmax(1)[greedy]] = 1.0
+        probs[greedy, self._logits(slots).argmax(1)[greedy]] = 1.0
         _, top_k, top_p = slots.parameters()
         top_k = torch.where((top_k <= 0) | (top_k > self.vocab_size), self.vocab_size, top_k)
         top_p = torch.where((top_p <= 0) | (top_p >= 1), TOP_P_OFF, top_p)
@@ -48,7 +48,7 @@ class PortableKernels:
         scaled, greedy, valid = self._scaled(slots)
         log_probs = torch.log_softmax(scaled, dim=1)
         log_probs[greedy] = -math.inf
-        log_probs[greedy, scaled.argmax(1)[greedy]] = 0.0
+        log_probs[greedy, self._logits(slots).argmax(1)[greedy]] = 0.0
         self._store(log_probs, valid, output)
 
     def log_filtered(self, batch: Batch, output: Tensor) -> None:

@@ -114,7 +114,8 @@ def _softmax_kernel(
         if tile == 0:
             p = tl.load(top_p + request)
             tl.store(slot_top_k + slot, tl.where((k <= 0) | (k > vocab_size), vocab_size, k).to(tl.int32))
-            tl.store(slot_top_p + slot, tl.where((p <= 0) | (p >= 1), 2.0, p))  # 2: TOP_P_OFF
+            # 2: TOP_P_OFF. FlashInfer flushes subnormal numbers to 0, which would mean "keep nothing".
+            tl.store(slot_top_p + slot, tl.where((p <= 0) | (p >= 1), 2.0, tl.maximum(p, 1.1754944e-38)))
             tl.store(slot_valid + slot, valid)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     out = output + slot * output_stride + column

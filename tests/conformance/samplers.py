@@ -32,8 +32,8 @@ class PlainSampling(Sampling):
         gather_indices: Tensor | None = None,
         token_to_request_index: Tensor | None = None,
         output: Tensor | None = None,
-        eager: bool = False,
-        cache_key: Hashable = None,
+        eager: bool = False,  # noqa: ARG002  # the contract's, without a meaning here
+        cache_key: Hashable = None,  # noqa: ARG002  # likewise
     ) -> Tensor:
         fault = self.fault
         if fault == "errors-late":

@@ -20,7 +20,7 @@ FEW = ["top-p/crossing-token/each-gap", "calls/empty"]
 
 
 def plain_multinomial(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, rng: torch.Generator
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, _p: torch.Tensor, rng: torch.Generator
 ) -> torch.Tensor:
     """Greedy rows and temperature, no filters."""
     probs = torch.softmax(logits.double() / temperature.clamp(min=1e-6)[:, None], dim=1)

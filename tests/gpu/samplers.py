@@ -19,12 +19,14 @@ from reference.arguments import check_log_probs_call
 
 def _gumbel(logits: Tensor, temperature: Tensor, _k: Tensor, _p: Tensor, rng: torch.Generator) -> Tensor:
     """fp32 Gumbel noise: nothing is drawn from more than about 16 nats below the maximum."""
-    return flashinfer.sampling_from_logits(logits.float() / temperature[:, None], generator=rng)
+    ids: Tensor = flashinfer.sampling_from_logits(logits.float() / temperature[:, None], generator=rng)
+    return ids
 
 
 def _softmax(logits: Tensor, temperature: Tensor, _k: Tensor, _p: Tensor, rng: torch.Generator) -> Tensor:
     """FlashInfer's softmax gives a uniform row at T = 0."""
-    return flashinfer.sampling_from_probs(flashinfer.softmax(logits.float(), temperature), generator=rng)
+    ids: Tensor = flashinfer.sampling_from_probs(flashinfer.softmax(logits.float(), temperature), generator=rng)
+    return ids
 
 
 sampling_from_logits = from_function(_gumbel)
@@ -39,7 +41,8 @@ class RenormAtOne(FlashInferSampling):
         temperature, top_k, top_p = slots.parameters()
         probs = torch.softmax(logits.float() / temperature.clamp(min=1e-6)[:, None], dim=-1)
         probs = flashinfer.top_k_renorm_probs(probs, torch.where(top_k == 0, self.vocab_size, top_k))
-        return flashinfer.top_p_renorm_probs(probs, torch.where(top_p == 0, 1.0, top_p)).log()
+        kept: Tensor = flashinfer.top_p_renorm_probs(probs, torch.where(top_p == 0, 1.0, top_p))
+        return kept.log()
 
 
 class Waits(FlashInferSampling):
@@ -53,15 +56,22 @@ class Waits(FlashInferSampling):
 
 
 class BakesNumbers(FlashInferSampling):
-    """Allows capture, but hands the kernels seed and offset as host integers."""
+    """Allows capture, but hands the kernels seed and offset as host integers of its own."""
 
     def __init__(self, vocab_size: int, rng: torch.Generator, *, enable_cuda_graph: bool = False) -> None:
-        super().__init__(vocab_size, rng)
-        self.enable_cuda_graph = enable_cuda_graph
+        super().__init__(vocab_size, rng, enable_cuda_graph=enable_cuda_graph)
+        self._calls = 0
+        self._kernels.reserve = self._reserve  # type: ignore[method-assign, assignment]  # the fault
+
+    def _reserve(self, _n: int, _parts: int) -> tuple[int, int]:
+        self._calls += 1
+        return 1234, 256 * self._calls
 
 
 class BakesTemperature(FlashInferSampling):
     """Captures the temperatures of the batch at capture: later ones are not seen."""
+
+    _baked: Tensor
 
     def sample_kernel(self, logits: Tensor, n: int, context: Any, **kwargs: Any) -> Tensor:
         if torch.cuda.is_current_stream_capturing():

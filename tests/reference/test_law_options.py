@@ -60,6 +60,10 @@ CASES = {
     "top_p_ties-any-of-tied-maxima": Case(
         LawOptions(top_p_ties="any"), [0.1, 0.45, 0.45], 0, 0.2, [0, 1, 0], [], [1, 2]
     ),
+    # Equal logits alone can make a prefix equal to p, exactly: 2 of 4. The law says below p; the band leaves it open.
+    "N07-prefix-equal-to-p": Case(
+        LawOptions(top_p_ties="lowest-index"), [0.25] * 4, 0, 0.5, [0.5, 0.5, 0, 0], [0, 1], [0, 1, 2]
+    ),
     # Order, on the rows of O01 and O02.
     "O01-top-k-first": Case(LawOptions(), [0.1, 0.2, 0.3, 0.4], 2, 0.5, [0, 0, 0, 1], [3], [3]),
     "O01-joint": Case(
