@@ -6,7 +6,6 @@ from collections import defaultdict
 
 from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 from rich.table import Table
 
 from conformance.report import Report, Result
@@ -78,4 +77,5 @@ def _show_failure(result: Result, console: Console) -> None:
     if result.error:
         console.print(escape(result.error.rstrip()))
     console.print("reproduce:")
-    console.print(Syntax(result.reproducer, "python", word_wrap=True, background_color="default"))
+    # Not wrapped: it is there to be copied.
+    console.print(result.reproducer, soft_wrap=True, markup=False, highlight=False)

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     """Rows in slot order, ready to be filtered and drawn from.
 
     probs: float32 [n, >= vocab_size], each row sums to 1; one-hot for greedy and for invalid rows.
-    top_k: int32 [n], vocab_size where off. top_p: float32 [n], TOP_P_OFF where off.
+    top_k: int32 or int64 [n], vocab_size where off. top_p: float32 [n], TOP_P_OFF where off.
     valid: bool [n], false for rows with a NaN, a +inf or no finite logit.
     """
 

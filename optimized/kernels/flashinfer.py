@@ -9,13 +9,14 @@ What is minded here (each measured on an H200 with FlashInfer 0.7.4):
 - `indices=` takes parameters by probability row: never used, rows come in slot order.
 - Reading the generator's state costs 20 us of host time: seed and offset are read and set instead.
 - The Python functions around the drawing kernels cost 26 us of host time a call and give int32 ids that
-  cost a copy; the compiled functions behind them cost 10 us. These are called here.
+  cost a copy; the compiled functions behind them cost 10 us and write int64 ids. These are called here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,29 @@ _HERE: AbstractContextManager[None] = nullcontext()
 Stream = tuple[int | Tensor, int | Tensor]
 
 
+@cache
+def _load_module(device: torch.device) -> Any:
+    """FlashInfer's compiled sampling functions, after a look at how they read top_k.
+
+    They read it in the dtype of their output: int64 here, where FlashInfer's own Python functions use
+    int32. A version that read int32 pairs instead would see k = 0 in every odd row, and give that row's
+    maximum alone.
+    """
+    module = gen_sampling_module().build_and_load()
+    rows = 128
+    probs = torch.tensor([[0.3, 0.2, 0.5, 0.0]], device=device).repeat(rows, 1)
+    ids = torch.empty(rows, dtype=torch.int64, device=device)
+    valid = torch.empty(rows, dtype=torch.bool, device=device)
+    top_k = torch.full((rows,), 2, dtype=torch.int64, device=device)
+    module.top_k_sampling_from_probs(probs, ids, valid, None, top_k, 0, True, None, 1, None, 0)  # noqa: FBT003
+    # Both kept tokens come in the odd rows, but for a chance of 2 * 0.625^64 = 2e-13.
+    if set(ids[1::2].tolist()) != {0, 2}:
+        raise ImportError(
+            "this version of FlashInfer does not read top_k as 0.7.4 does: install flashinfer-python 0.7.4"
+        )
+    return module
+
+
 class FlashInferKernels:
     """See `Kernels`. A stream is the Philox (seed, offset) of one part: row i takes subsequence i."""
 
@@ -62,7 +86,7 @@ class FlashInferKernels:
         self.device = device
         self.enable_cuda_graph = enable_cuda_graph
         self._slots = SlotSoftmax(vocab_size, device)
-        self._module = gen_sampling_module().build_and_load()
+        self._module = _load_module(device)
         self._zero = torch.zeros(1, dtype=torch.int64, device=device)
         # Rows of a multiple of 4 floats are read 16 bytes at a time.
         self.width = -(-vocab_size // 4) * 4
@@ -92,7 +116,8 @@ class FlashInferKernels:
         """See `Kernels.probabilities`."""
         probs = torch.empty(slots.n, self.width, dtype=torch.float32, device=self.device)
         with self._on_device():
-            return Batch(probs, *self._slots.softmax(slots, probs))
+            workspace = self._slots.softmax(slots, probs)
+        return Batch(probs, workspace.top_k, workspace.top_p, workspace.valid)
 
     def log_probabilities(self, slots: Slots, output: Tensor) -> None:
         """See `Kernels.log_probabilities`."""
@@ -121,7 +146,7 @@ class FlashInferKernels:
 
     def draw_top_k(self, batch: Batch, stream: Stream, output: Tensor) -> None:
         """See `Kernels.draw_top_k`."""
-        self._draw_int32(self._module.top_k_sampling_from_probs, batch, stream, output, batch.top_k, 0)
+        self._draw(self._module.top_k_sampling_from_probs, batch, stream, output, batch.top_k, 0)
 
     def draw_top_p(self, batch: Batch, stream: Stream, output: Tensor) -> None:
         """See `Kernels.draw_top_p`."""
@@ -130,15 +155,7 @@ class FlashInferKernels:
     def draw_joint(self, batch: Batch, stream: Stream, output: Tensor) -> None:
         """See `Kernels.draw_joint`."""
         kernel = self._module.top_k_top_p_sampling_from_probs
-        self._draw_int32(kernel, batch, stream, output, batch.top_k, 0.0, batch.top_p, 0.0)
-
-    def _draw_int32(
-        self, kernel: Callable[..., None], batch: Batch, stream: Stream, output: Tensor, *filters: Any
-    ) -> None:
-        # The kernels read top_k in the dtype of their output; only int32 is what FlashInfer itself uses.
-        ids = torch.empty(output.shape, dtype=torch.int32, device=self.device)
-        self._draw(kernel, batch, stream, ids, *filters)
-        output.copy_(ids)
+        self._draw(kernel, batch, stream, output, batch.top_k, 0.0, batch.top_p, 0.0)
 
     def _draw(self, kernel: Callable[..., None], batch: Batch, stream: Stream, output: Tensor, *filters: Any) -> None:
         seed, offset = stream

@@ -11,7 +11,7 @@ Bytes for n slots: 2 * 2 n V read (bf16) + 4 n V written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,11 +22,12 @@ from optimized.kernels import TOP_P_OFF
 from reference.arguments import Slots
 from reference.law import MIN_TEMPERATURE
 
-TILE = 8192
-"""Tokens a program reads. Measured on an H200 at V = 128,256, see docs/h200-dispatcher.md."""
+TILE = 4096
+"""Tokens a program reads, with 4 warps. On an H200 at V = 128,256 both launches together took 45 / 83 / 291 us
+for n = 64 / 256 / 1024; tiles of 2,048 54 / 84 / 303, of 8,192 with 8 warps 48 / 88 / 298."""
 
 _MAX_WORKSPACES, _MAX_KEPT_SLOTS = 256, 4096
-"""Workspaces kept, each for one batch size on one stream: about 140 bytes a slot at V = 128,256."""
+"""Workspaces kept, each for one batch size on one stream: about 270 bytes a slot at V = 128,256."""
 
 # Triton looks at every global that a kernel reads at each launch; literals cost nothing.
 assert (MIN_TEMPERATURE, TOP_P_OFF) == (1e-6, 2.0)
@@ -113,7 +114,7 @@ def _softmax_kernel(
     if not LOG:
         if tile == 0:
             p = tl.load(top_p + request)
-            tl.store(slot_top_k + slot, tl.where((k <= 0) | (k > vocab_size), vocab_size, k).to(tl.int32))
+            tl.store(slot_top_k + slot, tl.where((k <= 0) | (k > vocab_size), vocab_size, k).to(tl.int64))
             # 2: TOP_P_OFF. FlashInfer flushes subnormal numbers to 0, which would mean "keep nothing".
             tl.store(slot_top_p + slot, tl.where((p <= 0) | (p >= 1), 2.0, tl.maximum(p, 1.1754944e-38)))
             tl.store(slot_valid + slot, valid)
@@ -148,6 +149,15 @@ def _log_kernel(probs, probs_stride, slot_valid, output, output_stride, output_w
     tl.store(output + slot * output_stride + column, value, mask=column < output_width)
 
 
+class Workspace(NamedTuple):
+    """What the kernels leave for those that follow. It holds until the next call on the same stream."""
+
+    summary: Tensor  # float32 [n, 2, tiles]
+    top_k: Tensor  # int64 [n], as in `Batch`
+    top_p: Tensor  # float32 [n], likewise
+    valid: Tensor  # bool [n], likewise
+
+
 class SlotSoftmax:
     """Launches the kernels above for one vocabulary on one device.
 
@@ -160,31 +170,26 @@ class SlotSoftmax:
         self.block = min(TILE, max(128, 1 << (vocab_size - 1).bit_length()))
         self.tiles = -(-vocab_size // self.block)
         self._tiles_power = 1 << (self.tiles - 1).bit_length()
-        self._warps = 8 if self.block >= 4096 else 4
         self._get_stream: Callable[[int], int] = triton.runtime.driver.active.get_current_stream
         self._compiled: dict[tuple[Any, ...], Any] = {}
-        self._workspaces: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
 
     def argmax(self, slots: Slots, output: Tensor) -> None:
         """Lowest index of each slot's maximum, into int64 [n]. Bytes: 2 n V read (bf16)."""
-        summary = self._workspace(slots.n)[0]
+        summary = self.workspace(slots.n).summary
         self._summarise(slots, summary, _inputs(slots), _kind(slots), all_greedy=True)
         args = (summary, output, output.stride(0), self.vocab_size, self.tiles)
         self._launch(_argmax_kernel, (slots.n, 1), args, (self._tiles_power,), output.stride(), num_warps=1)
 
-    def softmax(self, slots: Slots, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Softmax of each slot's row into float32 [n, >= vocab_size]; columns from vocab_size on get 0.
-
-        Returns top_k int32 [n], top_p float32 [n] and valid bool [n], as in `Batch`. They lie in a
-        workspace of the current stream, and hold until the next call on it.
-        """
-        workspace = self._workspace(slots.n)
+    def softmax(self, slots: Slots, output: Tensor) -> Workspace:
+        """Softmax of each slot's row into float32 [n, >= vocab_size]; columns from vocab_size on get 0."""
+        workspace = self.workspace(slots.n)
         self._softmax(slots, output, workspace, log=False)
-        return workspace[1:]
+        return workspace
 
     def log_softmax(self, slots: Slots, output: Tensor) -> None:
         """Its log, into float32 [n, >= vocab_size]: -inf for 0, NaN for invalid rows."""
-        self._softmax(slots, output, self._workspace(slots.n), log=True)
+        self._softmax(slots, output, self.workspace(slots.n), log=True)
 
     def log(self, probs: Tensor, valid: Tensor, output: Tensor) -> None:
         """Log of float32 [n, >= vocab_size] into [n, W]; NaN where `valid` is false."""
@@ -198,8 +203,8 @@ class SlotSoftmax:
             num_warps=4,
         )
 
-    def _workspace(self, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """summary float32 [n, 2, tiles], top_k int32 [n], top_p float32 [n], valid bool [n].
+    def workspace(self, n: int) -> Workspace:
+        """Small tensors for a call with n slots.
 
         Kept for the current stream and n, because allocating them costs 15 us of host time a call.
         Work on one stream is in order, so the next call may overwrite them. A captured call gets its
@@ -209,9 +214,9 @@ class SlotSoftmax:
         key = (self._get_stream(self.device.index), n)
         workspace = self._workspaces.get(key) if keep else None
         if workspace is None:
-            workspace = (
+            workspace = Workspace(
                 torch.empty(n, 2, self.tiles, dtype=torch.float32, device=self.device),
-                torch.empty(n, dtype=torch.int32, device=self.device),
+                torch.empty(n, dtype=torch.int64, device=self.device),
                 torch.empty(n, dtype=torch.float32, device=self.device),
                 torch.empty(n, dtype=torch.bool, device=self.device),
             )
@@ -221,9 +226,7 @@ class SlotSoftmax:
                 self._workspaces[key] = workspace
         return workspace
 
-    def _softmax(
-        self, slots: Slots, output: Tensor, workspace: tuple[Tensor, Tensor, Tensor, Tensor], *, log: bool
-    ) -> None:
+    def _softmax(self, slots: Slots, output: Tensor, workspace: Workspace, *, log: bool) -> None:
         summary, top_k, top_p, valid = workspace
         inputs, kind = _inputs(slots), _kind(slots)
         self._summarise(slots, summary, inputs, kind, all_greedy=False)
@@ -235,7 +238,7 @@ class SlotSoftmax:
             (*inputs, slots.top_p, summary, *results),
             (*_has(slots), log, self._tiles_power, self.block),
             (*kind, stride, width, output.data_ptr() & 15),
-            num_warps=self._warps,
+            num_warps=4,
         )
 
     def _summarise(
@@ -247,7 +250,7 @@ class SlotSoftmax:
             (*inputs, summary, self.vocab_size, self.tiles),
             (*_has(slots), all_greedy, self.block),
             kind,
-            num_warps=self._warps,
+            num_warps=4,
         )
 
     def _launch(
@@ -266,7 +269,7 @@ class SlotSoftmax:
         that Triton specialises on and that can differ between two calls of one object: dtypes,
         strides, widths and 16-byte alignment.
         """
-        key = (kernel, constants, kind)
+        key = (kernel.__name__, constants, kind)  # a kernel's own hash takes microseconds
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = kernel.warmup(*args, *constants, grid=grid, num_warps=num_warps)

@@ -100,7 +100,8 @@ def tie_keeping(
                 keep_sorted = cumsum(descending) - descending < p
             keep_sorted[:, 0] = True
             last = keep_sorted.sum(1, keepdim=True) - 1
-            keep &= probs >= descending.gather(1, last)
+            # What underflowed to 0 is never drawn, whether it counts as kept or not.
+            keep &= (probs >= descending.gather(1, last)) & (probs > 0)
         return keep
 
     return kept

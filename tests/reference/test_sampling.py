@@ -61,7 +61,7 @@ class TestStream:
                 if distance > 1e-13:
                     assert token == expected
 
-    @pytest.mark.parametrize("bit_count", [1, 2, 5, 10], ids=lambda b: f"bits{b}")
+    @pytest.mark.parametrize("bit_count", [1, 2, 3, 4, 5, 6, 7, 8, 10], ids=lambda b: f"bits{b}")
     def test_on_a_flat_row_of_2_to_the_bits_tokens_the_token_is_the_integer(self, bit_count: int) -> None:
         """Here u hits every step of the CDF: the first sum that *exceeds* u decides, not one that reaches it."""
         size = 2**bit_count
