@@ -221,7 +221,7 @@ def _check_output(output: Tensor, n: int, device: torch.device) -> None:
 
 def _check_is_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")  # noqa: TRY004  # one error type for all
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
     if value.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(f"{name} must have dtype {allowed}, got {str(value.dtype).removeprefix('torch.')}")

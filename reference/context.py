@@ -220,7 +220,9 @@ def _active_parameters(context: Any) -> dict[str, npt.NDArray[Any]] | None:
     active = int(total) - int(getattr(context, "paused_request_count", 0))
     parameters = {}
     for name in _DTYPES:
-        values = metadata[name]
+        values = metadata.get(name)
+        if not isinstance(values, Tensor):
+            raise ValueError(f"active_request_metadata[{name!r}] must be a tensor, got {type(values).__name__}")
         if values.device.type != "cpu":
             raise ValueError(f"active_request_metadata[{name!r}] must be on the CPU, got {values.device}")
         if values.ndim != 1 or not 0 <= active <= len(values):

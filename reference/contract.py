@@ -35,7 +35,7 @@ class Sampling(ABC):
     def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
         check_vocab_size(vocab_size)
         if not isinstance(rng, torch.Generator):
-            raise ValueError(f"rng must be a torch.Generator, got {type(rng).__name__}")  # noqa: TRY004  # as documented
+            raise ValueError(f"rng must be a torch.Generator, got {type(rng).__name__}")
         self.vocab_size = vocab_size
         self.rng = rng
 

@@ -71,8 +71,9 @@ class LawOptions:
 class Law:
     """What the law says of n rows.
 
-    log_probs: float64 [n, W], in nats, of the exact distribution: -inf where a token cannot be drawn; a
-        row of NaN where the row is invalid. `probs` is its exponential.
+    log_mass: float64 [n, W], in nats above the row's maximum: -inf where a token cannot be drawn; a row of
+        NaN where the row is invalid.
+    total: float64 [n], the sum of the masses. `probs` and `log_probs` follow from the two.
     must_keep, may_keep: bool [n, W]. Tokens outside `may_keep` must never be drawn.
     band: int64 [b, 2], the (row, token) pairs in `may_keep` but not in `must_keep`.
     band_mass: float64 [b], the mass of each, in units of its row's kept mass.
@@ -81,7 +82,8 @@ class Law:
     valid: bool [n], false for rows with a NaN, a +inf or no finite logit.
     """
 
-    log_probs: Tensor
+    log_mass: Tensor
+    total: Tensor
     must_keep: Tensor
     may_keep: Tensor
     band: Tensor
@@ -91,8 +93,13 @@ class Law:
 
     @cached_property
     def probs(self) -> Tensor:
-        """float64 [n, W]; each valid row sums to 1."""
-        return self.log_probs.exp()
+        """float64 [n, W], the exact distribution; a row of NaN where the row is invalid."""
+        return self.log_mass.exp() / self.total[:, None]
+
+    @property
+    def log_probs(self) -> Tensor:
+        """float64 [n, W], its logarithm in nats: also finite where `probs` underflows."""
+        return self.log_mass - self.total.log()[:, None]
 
 
 def law(
@@ -109,14 +116,19 @@ def law(
     logits: float32, float16 or bfloat16 [n, W]; columns from `vocab_size` on are padding.
     temperature, top_k, top_p: [n], one entry a row, as stored (float32, int, float32).
 
-    Works through the rows in chunks; beyond the result it needs less than 1 GB.
+    Works through the rows in chunks; beyond the result (10 bytes a logit) it needs less than 1 GB.
+    Raises ValueError where the parameters have not one entry a row.
     """
     options = options or LawOptions()
+    for name, values in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
+        if values.shape != logits.shape[:1]:
+            raise ValueError(f"{name} must have shape ({logits.shape[0]},), got {tuple(values.shape)}")
     width = logits.shape[1]
     rows_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, width))
     n = logits.shape[0]
     device = logits.device
-    log_probs = torch.empty(n, width, dtype=torch.float64, device=device)
+    log_mass = torch.empty(n, width, dtype=torch.float64, device=device)
+    total = torch.empty(n, dtype=torch.float64, device=device)
     must = torch.empty(n, width, dtype=torch.bool, device=device)
     may = torch.empty_like(must)
     log_error = torch.empty(n, dtype=torch.float64, device=device)
@@ -133,11 +145,12 @@ def law(
             vocab_size if vocab_size is not None else width,
             options,
         )
-        log_probs[rows], must[rows], may[rows] = part.log_probs, part.must_keep, part.may_keep
+        log_mass[rows], total[rows] = part.log_mass, part.total
+        must[rows], may[rows] = part.must_keep, part.may_keep
         log_error[rows], valid[rows] = part.log_error, part.valid
         bands.append(part.band + torch.tensor([start, 0], device=device))
         band_masses.append(part.band_mass)
-    return Law(log_probs, must, may, torch.cat(bands), torch.cat(band_masses), log_error, valid)
+    return Law(log_mass, total, must, may, torch.cat(bands), torch.cat(band_masses), log_error, valid)
 
 
 def is_greedy(temperature: Tensor, top_k: Tensor, options: LawOptions) -> Tensor:
@@ -214,12 +227,12 @@ def _law_of_chunk(
     may = torch.where(greedy, tied if options.greedy_ties == "any" else first, may | keep)
     must = torch.where(greedy, first & (may.sum(1, keepdim=True) == 1), must & keep)
 
-    total = (mass * keep).sum(1, keepdim=True)
-    log_probs = torch.where(keep, w - w[:, :1] - total.log(), -math.inf)
+    total = (mass * keep).sum(1)
+    log_mass = torch.where(keep, w - w[:, :1], -math.inf)
     band = may & ~must
     band_row, band_position = band.nonzero(as_tuple=True)
     band_token = order[band_row, band_position]
-    band_mass = mass[band_row, band_position] / total[band_row, 0]
+    band_mass = mass[band_row, band_position] / total[band_row]
     carries_mass = mass >= 2.0**-40 * mass.sum(1, keepdim=True)
 
     def unsort(values: Tensor) -> Tensor:
@@ -228,7 +241,8 @@ def _law_of_chunk(
     valid_rows = valid[:, None]
     in_band = valid[band_row]
     return Law(
-        log_probs=torch.where(valid_rows, unsort(log_probs), math.nan),
+        log_mass=torch.where(valid_rows, unsort(log_mass), math.nan),
+        total=total,
         must_keep=unsort(must) & valid_rows,
         may_keep=torch.where(valid_rows, unsort(may), column < vocab_size),
         band=torch.stack([band_row, band_token], 1)[in_band],

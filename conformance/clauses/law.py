@@ -32,7 +32,8 @@ def select(law: Law, slots: Tensor) -> Law:
     band = law.band[kept].clone()
     band[:, 0] = new[band[:, 0]]
     return Law(
-        law.log_probs[slots],
+        law.log_mass[slots],
+        law.total[slots],
         law.must_keep[slots],
         law.may_keep[slots],
         band,

@@ -88,7 +88,7 @@ def test_greedy_rows_are_the_lowest_maximum_on_every_route(
     assert log_probs == [0.0 if j == token else -math.inf for j in range(4)]
 
 
-def test_k11_unfiltered_rows_have_one_law_among_filtered_and_unfiltered_batchmates(self) -> None:
+def test_k11_unfiltered_rows_have_one_law_among_filtered_and_unfiltered_batchmates() -> None:
     """K11: p = 1 dropped the tail of a row as soon as a batchmate used p. N22: a sum that never reaches p."""
     z = torch.linspace(0, -60, 4096)
     z[0] = 12.0
