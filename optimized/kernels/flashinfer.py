@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from optimized.kernels import TOP_P_OFF, Batch
-from optimized.kernels.slot_softmax import SlotSoftmax
 
 if TYPE_CHECKING:
     from reference.arguments import Slots
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 try:
     from flashinfer import sampling as flashinfer
     from flashinfer.jit.sampling import gen_sampling_module
+
+    from optimized.kernels.slot_softmax import SlotSoftmax  # needs Triton, which torch brings on CUDA machines
 except ImportError as error:
     raise ImportError(
         "FlashInferSampling on a CUDA device needs FlashInfer 0.7.4 or newer: "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any
@@ -338,3 +340,10 @@ def test_config_is_kept_and_not_read() -> None:
     sampler = FlashInferSampling(V, generator(), config)
     sampler.sample_kernel(torch.zeros(3, V), 3, context_of("both"), **OFF)
     assert sampler.config is config
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="FlashInfer is installed here")
+def test_without_flashinfer_the_cuda_kernels_say_what_to_install() -> None:
+    """No silent fallback: on a CUDA device this import is the first thing that the constructor does."""
+    with pytest.raises(ImportError, match=r"pip install 'sampling-conformance\[flashinfer\]'"):
+        importlib.import_module("optimized.kernels.flashinfer")
