@@ -104,6 +104,7 @@ def plan(tier: Tier) -> Iterator[tuple[Clause, Case]]:
 
 from conformance.clauses import (  # noqa: E402  # they register themselves with what is defined above
     calls,
+    drawing,
     errors,
     graphs,
     invalid,
@@ -114,6 +115,6 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 )
 
 __all__ = [
-    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "errors", "graphs", "invalid", "isolation", "law",
+    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "drawing", "errors", "graphs", "invalid", "isolation", "law",
     "log_probs", "needs_cuda", "needs_log_probs", "plan", "randomness",
 ]  # fmt: skip
