@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference import Sampling
-from reference.arguments import check_sample_call
-from reference.context import Context
+from reference.slots import Slots
 
 SampleFunction = Callable[[Tensor, Tensor, Tensor, Tensor, torch.Generator], Tensor]
 """f(logits [n, V], temperature [n], top_k [n], top_p [n], rng) -> ids [n]"""
@@ -38,32 +37,10 @@ class _FunctionSampling(Sampling):
         super().__init__(vocab_size, rng)
         self.function = function
 
-    def sample_kernel(
-        self,
-        logits: Tensor,
-        n: int,
-        context: Context,
-        *,
-        no_top_k: bool,
-        no_top_p: bool,
-        gather_indices: Tensor | None = None,
-        token_to_request_index: Tensor | None = None,
-        output: Tensor | None = None,
-        eager: bool = False,  # noqa: ARG002  # the contract's, without a meaning here
-        cache_key: Hashable = None,  # noqa: ARG002  # likewise
-    ) -> Tensor:
-        slots = check_sample_call(
-            self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
-        )
-        if output is None:
-            output = torch.empty(n, dtype=torch.int64, device=logits.device)
-        if n:
-            rows = logits[:n] if slots.rows is None else logits[slots.rows]
-            rows = rows[:, : self.vocab_size].contiguous()
-            output.copy_(self.function(rows, *slots.parameters(), self.rng))
-        return output
+    def _sample(self, slots: Slots, output: Tensor, *, no_top_k: bool, no_top_p: bool) -> None:  # noqa: ARG002
+        rows = slots.logits[: slots.n] if slots.rows is None else slots.logits[slots.rows]
+        rows = rows[:, : self.vocab_size].contiguous()
+        output.copy_(self.function(rows, *slots.parameters(), self.rng))
 
-    def log_probs_kernel(
-        self, logits: Tensor, context: Context, *, token_to_request_index: Tensor | None = None
-    ) -> Tensor:
+    def _log_probs(self, slots: Slots, output: Tensor) -> None:
         raise NotImplementedError("a plain function has no log-probs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +11,8 @@ from optimized.kernels import Kernels
 from optimized.kernels.portable import PortableKernels
 from optimized.routes import Route, choose_route
 from reference import Sampling
-from reference.arguments import Slots, check_log_probs_call, check_sample_call
-from reference.context import Context, batch_facts
+from reference.context import BatchFacts
+from reference.slots import Slots
 
 
 class FlashInferSampling(Sampling):
@@ -26,8 +25,9 @@ class FlashInferSampling(Sampling):
         `graph.register_generator_state(rng)` and sample once with the shapes to be captured. Each
         replay then draws fresh numbers, the ones that an eager call would have drawn in its place.
         The route depends on no_top_k and no_top_p alone, so a replay is right for whatever
-        `context.gpu_view` holds by then, as long as it keeps that promise. Eager calls cost about
-        10 us more of host time than with False.
+        `context.gpu_view` holds by then, as long as it keeps that promise. Keep the sampler as long as
+        the graph. Eager calls take the same routes, so that without promises each filters twice, and
+        cost about 10 us more of host time than with False.
 
     See `optimized.routes` for which kernels serve which batch.
     """
@@ -57,63 +57,54 @@ class FlashInferSampling(Sampling):
             if enable_cuda_graph:
                 raise ValueError(f"enable_cuda_graph must be False with an rng on {rng.device}, got True")
             self._kernels = PortableKernels(vocab_size, rng)
-        self._part_size = max(1, self._kernels.max_elements // vocab_size)
+        self._part_size = max(1, self._kernels.max_elements // self._kernels.width)
 
-    def sample_kernel(
-        self,
-        logits: Tensor,
-        n: int,
-        context: Context,
-        *,
-        no_top_k: bool,
-        no_top_p: bool,
-        gather_indices: Tensor | None = None,
-        token_to_request_index: Tensor | None = None,
-        output: Tensor | None = None,
-        eager: bool = False,  # noqa: ARG002  # the contract's, without a meaning here
-        cache_key: Hashable = None,  # noqa: ARG002  # likewise
-    ) -> Tensor:
+    def _check(self, slots: Slots) -> None:
+        device = slots.logits.device
+        if device != self._device:
+            raise ValueError(f"logits must be on the rng's device {self._device}, got {device}")
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if not self.enable_cuda_graph:
+                raise ValueError(
+                    "enable_cuda_graph must be True for a call to be captured, got False: "
+                    "a graph would repeat its random numbers, and its route, at every replay"
+                )
+            for name, index in (("gather_indices", slots.rows), ("token_to_request_index", slots.requests)):
+                if index is not None and index.device != device:
+                    raise ValueError(f"{name} must be on {device} to be captured, got {index.device}")
+
+    def _sample(self, slots: Slots, output: Tensor, *, no_top_k: bool, no_top_p: bool) -> None:
         """See `reference.Sampling.sample_kernel`. Never waits for the device."""
-        slots = check_sample_call(
-            self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
-        )
-        self._check_device(logits, gather_indices, token_to_request_index)
-        if output is None:
-            output = torch.empty(n, dtype=torch.int64, device=logits.device)
-        if n == 0:
-            return output
-        facts = None if self.enable_cuda_graph else batch_facts(context, self.vocab_size)
-        route = choose_route(facts, no_top_k=no_top_k, no_top_p=no_top_p)
+        route = choose_route(self._facts(slots), no_top_k=no_top_k, no_top_p=no_top_p)
         size = self._part_size
-        stream = self._kernels.reserve(n, -(-n // size))
-        if n <= size:
-            self._sample(route, slots, stream, output)
-            return output
+        stream = self._kernels.reserve(slots.n, -(-slots.n // size))
+        if slots.n <= size:
+            self._sample_part(route, slots, stream, output)
+            return
         for index, (at, part) in enumerate(slots.parts(size)):
-            self._sample(route, part, self._kernels.part(stream, index, at), output[at])
-        return output
+            self._sample_part(route, part, self._kernels.part(stream, index, at), output[at])
 
-    def log_probs_kernel(
-        self, logits: Tensor, context: Context, *, token_to_request_index: Tensor | None = None
-    ) -> Tensor:
+    def _log_probs(self, slots: Slots, output: Tensor) -> None:
         """See `reference.Sampling.log_probs_kernel`."""
-        slots = check_log_probs_call(self.vocab_size, logits, context, token_to_request_index)
-        self._check_device(logits, None, token_to_request_index)
-        facts = None if self.enable_cuda_graph else batch_facts(context, self.vocab_size)
-        log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        for at, part in slots.parts(self._part_size) if slots.n else ():
-            if facts is not None and facts.no_top_k and facts.no_top_p:
-                self._kernels.log_probabilities(part, log_probs[at])
+        facts = self._facts(slots)
+        no_top_k, no_top_p = (facts.no_top_k, facts.no_top_p) if facts is not None else (False, False)
+        for at, part in slots.parts(min(self._part_size, self._kernels.max_filtered_rows)):
+            if no_top_k and no_top_p:
+                self._kernels.log_probabilities(part, output[at])
                 continue
             batch = self._kernels.probabilities(part)
-            if facts is None or not facts.no_top_k:
+            if not no_top_k:
                 batch = self._kernels.keep_top_k(batch)
-            if facts is None or not facts.no_top_p:
+            if not no_top_p:
                 batch = self._kernels.keep_top_p(batch)
-            self._kernels.log_filtered(batch, log_probs[at])
-        return log_probs
+            self._kernels.log_filtered(batch, output[at])
+            del batch  # else it lives on while the next part's is made
 
-    def _sample(self, route: Route, slots: Slots, stream: Any, output: Tensor) -> None:
+    def _facts(self, slots: Slots) -> BatchFacts | None:
+        # A captured call will see other requests than these, and eager calls must take the same route.
+        return None if self.enable_cuda_graph else slots.facts
+
+    def _sample_part(self, route: Route, slots: Slots, stream: Any, output: Tensor) -> None:
         kernels = self._kernels
         if route is Route.GREEDY:
             kernels.argmax(slots, output)
@@ -129,16 +120,3 @@ class FlashInferSampling(Sampling):
             kernels.draw_joint(batch, stream, output)
         else:
             kernels.draw_top_p(kernels.keep_top_k(batch), stream, output)
-
-    def _check_device(self, logits: Tensor, *indices: Tensor | None) -> None:
-        if logits.device != self._device:
-            raise ValueError(f"logits must be on the rng's device {self._device}, got {logits.device}")
-        if logits.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            if not self.enable_cuda_graph:
-                raise ValueError(
-                    "enable_cuda_graph must be True for a call to be captured, got False: "
-                    "the graph would repeat its random numbers at every replay"
-                )
-            for name, index in zip(("gather_indices", "token_to_request_index"), indices, strict=True):
-                if index is not None and index.device != logits.device:
-                    raise ValueError(f"{name} must be on {logits.device} to be captured, got {index.device}")

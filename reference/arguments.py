@@ -6,60 +6,18 @@ waits for a device: what only the device knows (the values in a CUDA index tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reference.context import Context, GpuView, SamplingContext, batch_facts, check_parameters
+from reference.slots import Slots
 
 LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
 _PARAMETER_DTYPES = {"temperature": (torch.float32,), "top_k": INDEX_DTYPES, "top_p": (torch.float32,)}
-
-
-@dataclass(frozen=True)
-class Slots:
-    """A checked call: n output slots, the logits row of each and the request of each.
-
-    logits: [rows, W] as given, W >= vocab_size.
-    rows, requests: [n] on the logits' device; None means that slot i is row i, request i.
-    temperature, top_k, top_p: [requests] on the logits' device.
-    All but the logits are contiguous.
-    """
-
-    logits: Tensor
-    n: int
-    rows: Tensor | None
-    requests: Tensor | None
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-
-    def parameters(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Temperature, top_k and top_p of each slot, [n] each."""
-        take = slice(self.n) if self.requests is None else self.requests
-        return self.temperature[take], self.top_k[take], self.top_p[take]
-
-    def parts(self, size: int) -> Iterator[tuple[slice, Slots]]:
-        """The call cut into parts of at most `size` slots: where each goes in the output, and the part."""
-        if self.n <= size:
-            yield slice(self.n), self
-            return
-        for start in range(0, self.n, size):
-            at = slice(start, min(start + size, self.n))
-            by_row = (self.logits[at], None) if self.rows is None else (self.logits, self.rows[at])
-            requests = None if self.requests is None else self.requests[at]
-            own = at if self.requests is None else slice(None)
-            yield (
-                at,
-                Slots(
-                    *(by_row[0], at.stop - at.start, by_row[1], requests),
-                    *(self.temperature[own], self.top_k[own], self.top_p[own]),
-                ),
-            )
 
 
 def check_sample_call(
@@ -75,14 +33,15 @@ def check_sample_call(
 ) -> Slots:
     """Check the arguments of `Sampling.sample_kernel`."""
     _check_logits(logits, vocab_size)
-    if type(n) is not int or n < 0:
-        raise ValueError(f"n must be an int of at least 0, got {n!r}")
+    n = _check_int("n", n)
     for name, flag in (("no_top_k", no_top_k), ("no_top_p", no_top_p)):
-        if type(flag) is not bool:
+        if not isinstance(flag, (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {flag!r}")
     if gather_indices is None and logits.shape[0] < n:
         raise ValueError(f"logits must have at least n = {n} rows, got shape {tuple(logits.shape)}")
-    rows = _check_index("gather_indices", gather_indices, n, logits.shape[0], logits.device)
+    rows = _check_index("gather_indices", gather_indices, n, logits)
+    if rows is not None:
+        _check_values("gather_indices", rows, logits.shape[0])
     if output is not None:
         _check_output(output, n, logits.device)
     return _with_parameters(logits, n, rows, token_to_request_index, context, vocab_size)
@@ -120,9 +79,8 @@ def check_speculative_call(
         ("num_prefill", num_prefill),
         ("num_speculative_tokens", num_speculative_tokens),
     ):
-        if type(value) is not int or value < 0:
-            raise ValueError(f"{name} must be an int of at least 0, got {value!r}")
-    count = _view_of(context, logits.device).temperature.shape[0]
+        _check_int(name, value)
+    count = _count(_view_of(context, logits.device))
     if num_decode + num_prefill > count:
         raise ValueError(
             f"num_decode + num_prefill must be at most the {count} requests that context.gpu_view holds, "
@@ -139,24 +97,27 @@ def check_vocab_size(vocab_size: int) -> None:
 def _with_parameters(
     logits: Tensor, n: int, rows: Tensor | None, request_index: Tensor | None, context: Context, vocab_size: int
 ) -> Slots:
-    trusted = isinstance(context, SamplingContext)
     view = _view_of(context, logits.device)
-    temperature, top_k, top_p = view.temperature, view.top_k, view.top_p
-    if not trusted:
-        temperature, top_k, top_p = temperature.contiguous(), top_k.contiguous(), top_p.contiguous()
-    count = temperature.shape[0] if trusted else min(temperature.shape[0], top_k.shape[0], top_p.shape[0])
+    count = _count(view)
     if request_index is None and count < n:
         raise ValueError(
             f"n must be at most the {count} requests that context.gpu_view holds "
             f"where token_to_request_index is None, got {n}"
         )
-    requests = _check_index("token_to_request_index", request_index, n, count, logits.device)
-    slots = Slots(logits, n, rows, requests, temperature, top_k, top_p)
-    if not trusted and batch_facts(context, vocab_size) is None and logits.device.type == "cpu":
+    requests = _check_index("token_to_request_index", request_index, n, logits)
+    if requests is not None:
+        _check_values("token_to_request_index", requests, count)
+    facts = batch_facts(context, vocab_size)
+    slots = Slots(logits, n, rows, requests, view.temperature, view.top_k, view.top_p, facts)
+    if facts is None and logits.device.type == "cpu":
         # No metadata, but on a CPU the parameters themselves can be seen.
         names = ("temperature", "top_k", "top_p")
         check_parameters(**{name: x.numpy() for name, x in zip(names, slots.parameters(), strict=True)})
     return slots
+
+
+def _count(view: GpuView) -> int:
+    return min(view.temperature.shape[0], view.top_k.shape[0], view.top_p.shape[0])
 
 
 def _view_of(context: Context, device: torch.device) -> GpuView:
@@ -188,21 +149,27 @@ def _check_parameter(name: str, view: Any, device: torch.device) -> None:
         )
 
 
-def _check_index(name: str, index: Tensor | None, n: int, limit: int, device: torch.device) -> Tensor | None:
-    """The first n entries, on `device`. Checks the values where they can be seen without a sync."""
+def _check_int(name: str, value: object) -> int:
+    """An int of at least 0, Python's or numpy's, but no bool."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} must be an int of at least 0, got {value!r}")
+    return int(value)
+
+
+def _check_index(name: str, index: Tensor | None, n: int, logits: Tensor) -> Tensor | None:
+    """The first n entries."""
     if index is None:
         return None
     _check_is_tensor(name, index, INDEX_DTYPES)
     if index.ndim != 1 or index.shape[0] < n:
         raise ValueError(f"{name} must have 1 dimension and at least n = {n} entries, got shape {tuple(index.shape)}")
-    if index.device.type != "cpu" and index.device != device:
-        raise ValueError(f"{name} must be on the CPU or on the logits' device {device}, got {index.device}")
-    index = index[:n]
-    _check_values(name, index, limit)
-    return index.to(device, non_blocking=True).contiguous()
+    if index.device.type != "cpu" and index.device != logits.device:
+        raise ValueError(f"{name} must be on the CPU or on the logits' device {logits.device}, got {index.device}")
+    return index[:n]
 
 
 def _check_values(name: str, index: Tensor, limit: int) -> None:
+    """Where they can be seen without waiting for a device."""
     if index.device.type != "cpu" or not index.numel():
         return
     low, high = (int(bound) for bound in index.aminmax())

@@ -9,8 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reference.arguments import check_speculative_call, check_token_ids, check_vocab_size
-from reference.context import Context, filter_flags
+from reference.arguments import (
+    check_log_probs_call,
+    check_sample_call,
+    check_speculative_call,
+    check_token_ids,
+    check_vocab_size,
+)
+from reference.context import Context
+from reference.slots import Slots
 
 
 class TokenLogProbs(NamedTuple):
@@ -39,7 +46,6 @@ class Sampling(ABC):
         self.vocab_size = vocab_size
         self.rng = rng
 
-    @abstractmethod
     def sample_kernel(
         self,
         logits: Tensor,
@@ -51,8 +57,8 @@ class Sampling(ABC):
         gather_indices: Tensor | None = None,
         token_to_request_index: Tensor | None = None,
         output: Tensor | None = None,
-        eager: bool = False,
-        cache_key: Hashable = None,
+        eager: bool = False,  # noqa: ARG002  # without a meaning here
+        cache_key: Hashable = None,  # noqa: ARG002  # likewise
     ) -> Tensor:
         """Draw a token for each of n slots.
 
@@ -62,7 +68,8 @@ class Sampling(ABC):
         no_top_k, no_top_p: the caller's promise that no active request uses that filter. False is
             always allowed; `filter_flags(context)` computes both.
         gather_indices: int32 or int64 [>= n], on the CPU or the logits' device. Slot i samples
-            logits row gather_indices[i], else row i.
+            logits row gather_indices[i], else row i. A CPU tensor is copied behind the work already on the
+            stream: one in pinned memory must not be written again before that.
         token_to_request_index: the same kind of tensor. Slot i uses the parameters of request
             token_to_request_index[i], else of request i.
         output: int64 [n], written whole and returned; nothing beyond it is touched.
@@ -70,8 +77,16 @@ class Sampling(ABC):
 
         Returns int64 [n]. Raises ValueError for a malformed call.
         """
+        slots = check_sample_call(
+            self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
+        )
+        self._check(slots)
+        if output is None:
+            output = torch.empty(slots.n, dtype=torch.int64, device=logits.device)
+        if slots.n:
+            self._sample(slots.placed(), output, no_top_k=bool(no_top_k), no_top_p=bool(no_top_p))
+        return output
 
-    @abstractmethod
     def log_probs_kernel(
         self, logits: Tensor, context: Context, *, token_to_request_index: Tensor | None = None
     ) -> Tensor:
@@ -82,6 +97,23 @@ class Sampling(ABC):
         Returns float32 [rows, W], in nats: -inf where a token cannot be drawn, NaN for an invalid
         row. Raises ValueError for a malformed call.
         """
+        slots = check_log_probs_call(self.vocab_size, logits, context, token_to_request_index)
+        self._check(slots)
+        log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        if slots.n:
+            self._log_probs(slots.placed(), log_probs)
+        return log_probs
+
+    def _check(self, slots: Slots) -> None:  # noqa: B027  # most samplers refuse nothing more
+        """Raise a ValueError for what only this sampler refuses. Nothing has been launched yet."""
+
+    @abstractmethod
+    def _sample(self, slots: Slots, output: Tensor, *, no_top_k: bool, no_top_p: bool) -> None:
+        """Draw for at least one slot, into `output`. `slots` are placed."""
+
+    @abstractmethod
+    def _log_probs(self, slots: Slots, output: Tensor) -> None:
+        """Write the log-probs of at least one row, one slot a row, into `output`. `slots` are placed."""
 
     def sample_speculative(
         self,
@@ -95,7 +127,7 @@ class Sampling(ABC):
         eager: bool = False,
         cache_key: Hashable = None,
     ) -> Tensor:
-        """Draw a token for each row of a speculative step.
+        """Draw a token for each row of a speculative step. Nothing is promised of the filters.
 
         required_logits: [>= n, W] with n = num_decode * (1 + num_speculative_tokens) + num_prefill:
             the decode requests first, 1 + S rows each, request-major; then one row for each prefill
@@ -114,7 +146,8 @@ class Sampling(ABC):
             required_logits,
             n,
             context,
-            **filter_flags(context, self.vocab_size),
+            no_top_k=False,
+            no_top_p=False,
             gather_indices=gather_indices,
             token_to_request_index=request,
             eager=eager,
@@ -138,6 +171,8 @@ class Sampling(ABC):
         check_token_ids(token_ids, logits, self.vocab_size, top_n)
         log_probs = self.log_probs_kernel(logits, context, token_to_request_index=token_to_request_index)
         chosen = log_probs.gather(1, token_ids.to(torch.int64)[:, None])[:, 0]
+        if top_n == 0:
+            return TokenLogProbs(chosen, log_probs[:, :0], torch.empty_like(log_probs[:, :0], dtype=torch.int64))
         # A stable sort, not topk: equal log-probs must come in the same order on every device.
         top = torch.sort(log_probs[:, : self.vocab_size], dim=1, descending=True, stable=True)
         return TokenLogProbs(chosen, top.values[:, :top_n], top.indices[:, :top_n])

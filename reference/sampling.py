@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from reference.arguments import Slots, check_log_probs_call, check_sample_call
-from reference.context import Context
 from reference.contract import Sampling
 from reference.law import _ELEMENTS_PER_CHUNK, Law, LawOptions, law
+from reference.slots import Slots
 
 _MASS_BITS = 60
 """A row's distribution is held as integers that sum to about 2^60: sums of integers are exact, so the
@@ -38,57 +37,33 @@ class ReferenceSampling(Sampling):
         if type(bits) is not int or not 1 <= bits <= 53:
             raise ValueError(f"options.uniform_bits must be an int in [1, 53], got {bits!r}")
 
-    def sample_kernel(
-        self,
-        logits: Tensor,
-        n: int,
-        context: Context,
-        *,
-        no_top_k: bool,
-        no_top_p: bool,
-        gather_indices: Tensor | None = None,
-        token_to_request_index: Tensor | None = None,
-        output: Tensor | None = None,
-        eager: bool = False,  # noqa: ARG002  # the contract's, without a meaning here
-        cache_key: Hashable = None,  # noqa: ARG002  # likewise
-    ) -> Tensor:
+    def _check(self, slots: Slots) -> None:
+        """By logits row, the request of a slot has the number of the row that it gathers: there must be one."""
+        count = slots.temperature.shape[0]
+        if self._by_row(slots) and slots.n and (highest := int(slots.rows.amax())) >= count:  # type: ignore[union-attr]
+            raise ValueError(f"gather_indices must name rows that have one of the {count} parameters, got {highest}")
+
+    def _by_row(self, slots: Slots) -> bool:
+        return self.options.parameters_by == "row" and slots.rows is not None
+
+    def _sample(self, slots: Slots, output: Tensor, *, no_top_k: bool, no_top_p: bool) -> None:  # noqa: ARG002
         """See `Sampling.sample_kernel`. The flags change nothing: the law holds without them."""
-        slots = check_sample_call(
-            self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
-        )
-        if self.options.parameters_by == "row" and slots.rows is not None:
-            slots = replace(slots, requests=self._checked_requests(slots))
-        if output is None:
-            output = torch.empty(n, dtype=torch.int64, device=logits.device)
-        if n == 0:
-            return output
         bits = self.options.uniform_bits
-        u = torch.randint(0, 2**bits, (n,), generator=self.rng, device=self.rng.device, dtype=torch.int64)
-        threshold = u.to(logits.device) << (_MASS_BITS - bits)
+        u = torch.randint(0, 2**bits, (slots.n,), generator=self.rng, device=self.rng.device, dtype=torch.int64)
+        threshold = u.to(output.device) << (_MASS_BITS - bits)
         for in_chunk, of_slot, chunk in self._laws(slots, self.options):
             output[in_chunk] = _first_above(_cdf(chunk.probs), of_slot, threshold[in_chunk])
-        return output
 
-    def log_probs_kernel(
-        self, logits: Tensor, context: Context, *, token_to_request_index: Tensor | None = None
-    ) -> Tensor:
+    def _log_probs(self, slots: Slots, output: Tensor) -> None:
         """See `Sampling.log_probs_kernel`. `options.log_probs` chooses processed or raw ones."""
-        slots = check_log_probs_call(self.vocab_size, logits, context, token_to_request_index)
-        if self.options.log_probs == "raw":
-            off = torch.ones(slots.n, device=logits.device)
-            slots = Slots(logits, slots.n, None, None, off, torch.zeros_like(off, dtype=torch.int32), off)
-        options = LawOptions() if self.options.log_probs == "raw" else self.options
-        log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        options = self.options
+        if options.log_probs == "raw":
+            off = torch.ones(slots.n, device=output.device)
+            no_filter = torch.zeros_like(off, dtype=torch.int32)
+            slots = replace(slots, requests=None, temperature=off, top_k=no_filter, top_p=off)
+            options = LawOptions()
         for in_chunk, of_slot, chunk in self._laws(slots, options):
-            log_probs[in_chunk] = chunk.log_probs.to(torch.float32)[of_slot]
-        return log_probs
-
-    def _checked_requests(self, slots: Slots) -> Tensor | None:
-        """By logits row: the request of a slot has the number of the row that it gathers."""
-        count = len(slots.temperature)
-        if slots.n and (highest := int(slots.rows.amax())) >= count:  # type: ignore[union-attr]  # the caller looked
-            raise ValueError(f"gather_indices must name rows that have one of the {count} parameters, got {highest}")
-        return slots.rows
+            output[in_chunk] = chunk.log_probs.to(torch.float32)[of_slot]
 
     def _laws(self, slots: Slots, options: LawOptions) -> Iterator[tuple[Tensor, Tensor, Law]]:
         """The law of each distinct (logits row, request), in chunks.
@@ -98,6 +73,8 @@ class ReferenceSampling(Sampling):
         slot = torch.arange(slots.n, device=slots.logits.device)
         rows = slot if slots.rows is None else slots.rows
         requests = slot if slots.requests is None else slots.requests
+        if self._by_row(slots):
+            requests = rows
         pairs, of_slot = torch.unique(torch.stack([rows, requests], 1), dim=0, return_inverse=True)
         per_chunk = max(1, _ELEMENTS_PER_CHUNK // slots.logits.shape[1])
         for start in range(0, len(pairs), per_chunk):

@@ -1,4 +1,6 @@
-"""GPU tests without a GPU: skipped, and counted at the end of the run."""
+"""GPU tests without a GPU are skipped, and counted at the end of the run; torch repeats its warnings."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +14,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=NO_DEVICE))
+
+
+@pytest.fixture(autouse=True)
+def _warn_every_time() -> Iterator[None]:
+    """What torch warns of once a process is raised in every test: their order must not matter."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -115,6 +115,6 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 )
 
 __all__ = [
-    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "drawing", "errors", "graphs", "invalid", "isolation", "law",
-    "log_probs", "needs_cuda", "needs_log_probs", "plan", "randomness",
+    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "drawing", "errors", "graphs", "invalid", "isolation",
+    "law", "log_probs", "needs_cuda", "needs_log_probs", "plan", "randomness",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from reference.arguments import Slots
+from reference.slots import Slots
 
 TOP_P_OFF = 2.0
 """A running fp32 sum can reach 1.0 before the tail, so p = 1 would still cut tokens: "off" is above 1."""
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
 
     probs: float32 [n, >= vocab_size], each row sums to 1; one-hot for greedy and for invalid rows.
     top_k: int32 or int64 [n], vocab_size where off. top_p: float32 [n], TOP_P_OFF where off.
-    valid: bool [n], false for rows with a NaN, a +inf or no finite logit.
+    valid: bool [n], false for rows with a NaN, a +inf or no finite logit. A draw may overwrite it.
     """
 
     probs: Tensor
@@ -29,8 +29,14 @@ class Batch(NamedTuple):
 class Kernels(Protocol):
     """One backend. A `stream` is what `reserve` returned, or a `part` of it."""
 
+    width: int
+    """Columns of `Batch.probs`."""
+
     max_elements: int
-    """Largest n * W that one call may be given."""
+    """Largest n * width that one call may be given."""
+
+    max_filtered_rows: int
+    """Largest n that `keep_top_p` may be given."""
 
     def reserve(self, n: int, parts: int) -> Any:
         """Take the random numbers of a call from the generator: an amount fixed by n and parts."""

@@ -25,28 +25,28 @@ from torch import Tensor
 from optimized.kernels import TOP_P_OFF, Batch
 
 if TYPE_CHECKING:
-    from reference.arguments import Slots
+    from reference.slots import Slots
 
 try:
     from flashinfer import sampling as flashinfer
     from flashinfer.jit.sampling import gen_sampling_module
-
-    from optimized.kernels.slot_softmax import SlotSoftmax  # needs Triton, which torch brings on CUDA machines
 except ImportError as error:
     raise ImportError(
         "FlashInferSampling on a CUDA device needs FlashInfer 0.7.4 or newer: "
         "pip install 'sampling-conformance[flashinfer]'"
     ) from error
 
+from optimized.kernels.slot_softmax import SlotSoftmax  # needs Triton: FlashInfer's absence comes first
+
 _OFFSETS_PER_PART = 256
 """A rejection kernel takes one number a round and row, from its offset on. Each round at least halves
 the interval of float32 probabilities that is left, so there are at most about 175 rounds."""
 
-_SPLIT_DRAW_ROWS = 128
-"""Up to this many rows, the unfiltered draw uses the top-p kernel with p "off": on Hopper it spreads
-a row over a cluster of up to 8 SMs, and its first proposal is always accepted. `sampling_from_probs`
-gives a row one SM, which is faster once the rows fill the GPU. At V = 128,256 on an H200: 10 against
-34 us at n = 8, 31 against 39 at 64, 83 against 67 at 256."""
+_SPLIT_DRAW_ROWS, _SPLIT_DRAW_WIDTH = 128, 8192
+"""Up to this many rows of at least this width, the unfiltered draw uses the top-p kernel with p "off": on
+Hopper it spreads such a row over a cluster of up to 8 SMs, and its first proposal is always accepted.
+`sampling_from_probs` gives a row one SM, which is faster once the rows fill the GPU. At V = 128,256 on an
+H200: 10 against 34 us at n = 8, 31 against 39 at 64, 83 against 67 at 256."""
 
 _HERE: AbstractContextManager[None] = nullcontext()
 
@@ -68,7 +68,7 @@ def _load_module(device: torch.device) -> Any:
     valid = torch.empty(rows, dtype=torch.bool, device=device)
     top_k = torch.full((rows,), 2, dtype=torch.int64, device=device)
     module.top_k_sampling_from_probs(probs, ids, valid, None, top_k, 0, True, None, 1, None, 0)  # noqa: FBT003
-    # Both kept tokens come in the odd rows, but for a chance of 2 * 0.625^64 = 2e-13.
+    # 64 odd rows at a fixed seed: with 0.7.4 both kept tokens come among them.
     if set(ids[1::2].tolist()) != {0, 2}:
         raise ImportError(
             "this version of FlashInfer does not read top_k as 0.7.4 does: install flashinfer-python 0.7.4"
@@ -79,7 +79,8 @@ def _load_module(device: torch.device) -> Any:
 class FlashInferKernels:
     """See `Kernels`. A stream is the Philox (seed, offset) of one part: row i takes subsequence i."""
 
-    max_elements = 2**30  # 4 GiB of probabilities; row offsets stay below 2^31
+    max_elements = 2**28  # 1 GiB of probabilities, twice that while a filter renormalises; row offsets below 2^31
+    max_filtered_rows = 65_535  # top_p_renorm_probs puts the rows on the grid's second axis
 
     def __init__(self, vocab_size: int, rng: torch.Generator, device: torch.device, *, enable_cuda_graph: bool) -> None:
         self.vocab_size = vocab_size
@@ -89,8 +90,10 @@ class FlashInferKernels:
         self._slots = SlotSoftmax(vocab_size, device)
         self._module = _load_module(device)
         self._zero = torch.zeros(1, dtype=torch.int64, device=device)
+        hopper = torch.cuda.get_device_capability(device)[0] == 9
         # Rows of a multiple of 4 floats are read 16 bytes at a time.
         self.width = -(-vocab_size // 4) * 4
+        self._split_draw_rows = _SPLIT_DRAW_ROWS if hopper and self.width >= _SPLIT_DRAW_WIDTH else 0
 
     def reserve(self, n: int, parts: int) -> Stream:  # noqa: ARG002  # one range serves any n
         """Advance the generator by 256 offsets a part; with CUDA graphs, by one 63-bit key a call."""
@@ -140,7 +143,7 @@ class FlashInferKernels:
 
     def draw(self, batch: Batch, stream: Stream, output: Tensor) -> None:
         """See `Kernels.draw`."""
-        if batch.probs.shape[0] <= _SPLIT_DRAW_ROWS:
+        if batch.probs.shape[0] <= self._split_draw_rows:
             self._draw(self._module.top_p_sampling_from_probs, batch, stream, output, None, TOP_P_OFF)
         else:
             self._draw(self._module.sampling_from_probs, batch, stream, output)

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 
 from optimized.kernels import TOP_P_OFF, Batch
-from reference.arguments import Slots
 from reference.law import MIN_TEMPERATURE
+from reference.slots import Slots
 
 
 class PortableKernels:
     """See `Kernels`. Probabilities are fp32, as on a GPU; running sums are float64."""
 
     max_elements = 2**24  # 64 MB a temporary, and a handful of temporaries
+    max_filtered_rows = 2**24
 
     def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
-        self.vocab_size = vocab_size
+        self.vocab_size = self.width = vocab_size
         self.rng = rng
 
     def reserve(self, n: int, parts: int) -> Tensor:  # noqa: ARG002  # one number a slot, in one tensor
@@ -96,7 +97,7 @@ class PortableKernels:
         valid = maximum[:, 0].isfinite()
         temperature, top_k, _ = slots.parameters()
         greedy = (temperature == 0) | (top_k == 1) | ~valid
-        # The difference first: z / T may overflow, a difference can only reach -inf.
+        # The difference first: z / T overflows at small T, a difference only where |z| exceeds 1.7e38.
         scaled = (z - maximum) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
         return torch.where(valid[:, None], scaled, 0.0), greedy, valid
 

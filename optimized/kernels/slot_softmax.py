@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from optimized.kernels import TOP_P_OFF
-from reference.arguments import Slots
 from reference.law import MIN_TEMPERATURE
+from reference.slots import Slots
 
 TILE = 4096
 """Tokens a program reads, with 4 warps. On an H200 at V = 128,256 both launches together took 45 / 83 / 291 us
@@ -28,6 +28,9 @@ for n = 64 / 256 / 1024; tiles of 2,048 54 / 84 / 303, of 8,192 with 8 warps 48 
 
 _MAX_WORKSPACES, _MAX_KEPT_SLOTS = 256, 4096
 """Workspaces kept, each for one batch size on one stream: about 270 bytes a slot at V = 128,256."""
+
+_DIRECT_LAUNCH = triton.__version__.startswith("3.6.")
+"""A compiled kernel's `run` is Triton's own business: it is called only in the version that it was tried with."""
 
 # Triton looks at every global that a kernel reads at each launch; literals cost nothing.
 assert (MIN_TEMPERATURE, TOP_P_OFF) == (1e-6, 2.0)
@@ -269,6 +272,9 @@ class SlotSoftmax:
         that Triton specialises on and that can differ between two calls of one object: dtypes,
         strides, widths and 16-byte alignment.
         """
+        if not _DIRECT_LAUNCH:
+            kernel[*grid, 1](*args, *constants, num_warps=num_warps)
+            return
         key = (kernel.__name__, constants, kind)  # a kernel's own hash takes microseconds
         compiled = self._compiled.get(key)
         if compiled is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reference import Sampling
-from reference.arguments import Slots, check_log_probs_call, check_sample_call
+from reference.slots import Slots
 
 
 class PlainSampling(Sampling):
@@ -21,42 +20,16 @@ class PlainSampling(Sampling):
         super().__init__(vocab_size, rng)
         self.fault = fault
 
-    def sample_kernel(
-        self,
-        logits: Tensor,
-        n: int,
-        context: Any,
-        *,
-        no_top_k: bool,
-        no_top_p: bool,
-        gather_indices: Tensor | None = None,
-        token_to_request_index: Tensor | None = None,
-        output: Tensor | None = None,
-        eager: bool = False,  # noqa: ARG002  # the contract's, without a meaning here
-        cache_key: Hashable = None,  # noqa: ARG002  # likewise
-    ) -> Tensor:
+    def sample_kernel(self, logits: Tensor, n: int, context: Any, **call: Any) -> Tensor:
         fault = self.fault
         if fault == "errors-late":
             torch.rand(1, generator=self.rng)
-        slots = check_sample_call(
-            self.vocab_size, logits, n, context, no_top_k, no_top_p, gather_indices, token_to_request_index, output
-        )
-        if n == 0:
-            return torch.empty(0, dtype=torch.int64)
         if fault == "mutates-logits":
             logits.mul_(1.5)
-        rows = torch.arange(n) if slots.rows is None else slots.rows
-        requests = torch.arange(n) if slots.requests is None else slots.requests
-        if fault == "neighbours-parameters":
-            requests = (requests + 1) % int(requests.max() + 1)
-        if fault == "parameters-by-row":
-            requests = rows % len(slots.temperature)
-        if fault == "first-request-for-all":
-            requests = torch.zeros_like(requests)
-        if fault == "row-off-by-one":
-            rows = (rows + 1) % logits.shape[0]
-        probs = self._probs(slots, rows, requests)
-        ids = self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all()))
+        if fault not in {"int32-result", "short-write", "writes-beyond", "returns-copy"}:
+            return super().sample_kernel(logits, n, context, **call)
+        output: Tensor | None = call.get("output")
+        ids = super().sample_kernel(logits, n, context, **call | {"output": None})
         if fault == "int32-result":
             return ids.int()
         if output is None:
@@ -64,21 +37,32 @@ class PlainSampling(Sampling):
         if fault == "short-write":
             output[: n - 1] = ids[: n - 1]
             return output
+        output.copy_(ids)
         if fault == "writes-beyond":
             torch.as_strided(output, (n + 1,), (1,), output.storage_offset())[n] = 0
-        if fault == "returns-copy":
-            output.copy_(ids)
-            return ids
-        return output.copy_(ids)
+        return ids if fault == "returns-copy" else output
 
-    def log_probs_kernel(self, logits: Tensor, context: Any, *, token_to_request_index: Tensor | None = None) -> Tensor:
-        slots = check_log_probs_call(self.vocab_size, logits, context, token_to_request_index)
+    def _sample(self, slots: Slots, output: Tensor, *, no_top_k: bool, no_top_p: bool) -> None:  # noqa: ARG002
+        fault = self.fault
+        rows = torch.arange(slots.n) if slots.rows is None else slots.rows
+        requests = torch.arange(slots.n) if slots.requests is None else slots.requests
+        if fault == "neighbours-parameters":
+            requests = (requests + 1) % int(requests.max() + 1)
+        if fault == "parameters-by-row":
+            requests = rows % len(slots.temperature)
+        if fault == "first-request-for-all":
+            requests = torch.zeros_like(requests)
+        if fault == "row-off-by-one":
+            rows = (rows + 1) % slots.logits.shape[0]
+        probs = self._probs(slots, rows, requests)
+        output.copy_(self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all())))
+
+    def _log_probs(self, slots: Slots, output: Tensor) -> None:
         requests = torch.arange(slots.n) if slots.requests is None else slots.requests
         probs = self._probs(slots, torch.arange(slots.n), requests, log_probs=True)
-        wide = torch.zeros(logits.shape, dtype=torch.float64)
-        wide[:, : self.vocab_size] = probs[:, : self.vocab_size]
-        wide[probs.isnan().any(1)] = math.nan
-        return wide.log().float()
+        output.fill_(-math.inf)
+        output[:, : self.vocab_size] = probs[:, : self.vocab_size].log()
+        output[probs.isnan().any(1)] = math.nan
 
     def _probs(self, slots: Slots, rows: Tensor, requests: Tensor, *, log_probs: bool = False) -> Tensor:
         """float64 [n, V], NaN for invalid rows."""

@@ -188,7 +188,7 @@ class TestSpeculative:
         assert sampler.seen["token_to_request_index"].tolist() == expected
         assert sampler.seen["cache_key"] == "k"
         assert sampler.seen["eager"] is True
-        assert (sampler.seen["no_top_k"], sampler.seen["no_top_p"]) == (False, True)
+        assert (sampler.seen["no_top_k"], sampler.seen["no_top_p"]) == (False, False)  # the caller promised nothing
 
     def test_gathered_rows_keep_their_requests(self) -> None:
         """V01: greedy request 0 and flat request 1 on rows whose argmax is known; the gather reverses the rows."""
