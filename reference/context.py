@@ -212,25 +212,37 @@ def _to_numpy(name: str, values: Any, kind: str) -> npt.NDArray[Any]:
     return result
 
 
+_METADATA_DTYPES = {
+    "temperature": (torch.float32, torch.float64),
+    "top_k": (torch.int32, torch.int64),
+    "top_p": (torch.float32, torch.float64),
+}
+
+
 def _active_parameters(context: Any) -> dict[str, npt.NDArray[Any]] | None:
     metadata = getattr(context, "active_request_metadata", None)
-    total = getattr(context, "total_request_count", None)
-    if metadata is None or total is None:
+    if metadata is None or getattr(context, "total_request_count", None) is None:
         return None
-    active = int(total) - int(getattr(context, "paused_request_count", 0))
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"active_request_metadata must be a mapping, got {type(metadata).__name__}")
+    counts = {name: getattr(context, name, 0) for name in ("total_request_count", "paused_request_count")}
+    for name, count in counts.items():
+        if not isinstance(count, (int, np.integer)):
+            raise ValueError(f"context.{name} must be an int, got {count!r}")
+    active = int(counts["total_request_count"]) - int(counts["paused_request_count"])
     parameters = {}
-    for name in _DTYPES:
+    for name, dtypes in _METADATA_DTYPES.items():
         values = metadata.get(name)
-        if not isinstance(values, Tensor):
-            raise ValueError(f"active_request_metadata[{name!r}] must be a tensor, got {type(values).__name__}")
-        if values.device.type != "cpu":
-            raise ValueError(f"active_request_metadata[{name!r}] must be on the CPU, got {values.device}")
-        if values.ndim != 1 or not 0 <= active <= len(values):
+        where = f"active_request_metadata[{name!r}]"
+        if not isinstance(values, Tensor) or values.dtype not in dtypes or values.device.type != "cpu":
+            found = f"{values.dtype} on {values.device}" if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"{where} must be a CPU tensor of {' or '.join(map(str, dtypes))}, got {found}")
+        if values.ndim != 1 or not 0 <= active <= values.shape[0]:
             raise ValueError(
-                f"active_request_metadata[{name!r}] must hold the {active} active requests "
+                f"{where} must hold the {active} active requests "
                 f"(total_request_count - paused_request_count), got shape {tuple(values.shape)}"
             )
-        parameters[name] = values.numpy()[:active]
+        parameters[name] = values.detach().numpy()[:active]
     return parameters
 
 
