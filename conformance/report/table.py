@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +18,9 @@ def show(report: Report, console: Console) -> None:
         if result.status == "fail":
             _show_failure(result, console)
     console.print(_table(report))
+    console.print(
+        "sees: the smallest shift of one cell's probability that would have been found, all but once in a million."
+    )
     counts = report.counts
     console.print(
         f"checks: {counts['required']} required, {counts['run']} run, {counts['skip']} skipped, "
@@ -41,9 +45,9 @@ def _table(report: Report) -> Table:
     by_clause: dict[str, list[Result]] = defaultdict(list)
     for result in report.results:
         by_clause[result.clause].append(result)
-    table = Table()
-    for column in ("clause", "checks", "verdict", "draws", "least p", "sees a shift of", "s"):
-        table.add_column(column, no_wrap=True)
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("clause", "checks", "verdict", "draws", "least p", "sees", "s"):
+        table.add_column(column, no_wrap=True, justify="left" if column in {"clause", "verdict"} else "right")
     for clause in sorted(by_clause):
         results = by_clause[clause]
         evidence = [each for result in results for each in result.evidence]
@@ -56,7 +60,7 @@ def _table(report: Report) -> Table:
         table.add_row(
             clause,
             str(len(results)),
-            f"[{colour}]{verdict}[/]",
+            f"[{colour}]{'n/a' if verdict == 'not applicable' else verdict}[/]",
             f"{max(draws):,}" if draws else "exact" if evidence else "",
             f"{min(p_values):.2g}" if p_values else "",
             f"{min(shifts):.2g}" if shifts else "",
