@@ -50,6 +50,8 @@ def load(spec: str) -> Any:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console()
+    if options.report and not options.report.absolute().parent.is_dir():
+        raise ValueError(f"--report must lie in a folder that exists, got {str(options.report)!r}")
     make_sampler: Callable[..., Any] = load(options.sampler)
     claims: Claims | None = load(options.claims) if options.claims else None
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -69,6 +71,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.report:
         report.write(options.report)
         console.print(f"report: {options.report}")
+    if not report.counts["required"]:
+        raise ValueError(f"--only must name something that applies on {options.device}, got {options.only}")
     failed = report.counts["fail"] > 0
     incomplete = report.counts["run"] < report.counts["required"]
     return NOT_CONFORMANT if failed or incomplete else CONFORMANT
@@ -95,7 +99,14 @@ def _explain(options: argparse.Namespace) -> int:
     for tier in TIERS.values():
         console.print(f"Cases in {tier.name}:")
         for case in clause.cases(tier):
-            console.print(f"  {case.id}: {escape(case.code[:110])}", highlight=False)
+            rows, requests = case.pattern_code()
+            console.print(f"  {case.id}", highlight=False)
+            for what, code in (
+                ("logits", case.code),
+                ("temperature, top_k, top_p", case.parameters_code()),
+                ("rows and requests of the slots", f"{rows}, {requests}"),
+            ):
+                console.print(f"    {what}: {escape(code)}", highlight=False)
     return CONFORMANT
 
 

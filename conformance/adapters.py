@@ -27,7 +27,7 @@ def from_function(function: SampleFunction, **claims: Any) -> Callable[[int, tor
         return _FunctionSampling(vocab_size, rng, function)
 
     make_sampler.claims = {"log_probs": False, **claims}  # type: ignore[attr-defined]  # read by Claims.of
-    make_sampler.__qualname__ = getattr(function, "__qualname__", repr(function))
+    make_sampler.__qualname__ = f"from_function({getattr(function, '__qualname__', repr(function))})"
     make_sampler.__module__ = getattr(function, "__module__", __name__)
     return make_sampler
 

@@ -24,6 +24,14 @@ class Claims:
     cuda_graph: bool = False
     options: LawOptions = LawOptions()
 
+    def check(self) -> None:
+        """Raise a ValueError for options that the law knows and this suite cannot judge yet."""
+        default = LawOptions()
+        for name in ("log_probs", "parameters_by", "uniform_bits"):
+            claimed, allowed = getattr(self.options, name), getattr(default, name)
+            if claimed != allowed:
+                raise ValueError(f"claims.options.{name} must be {allowed!r} in this version, got {claimed!r}")
+
     @staticmethod
     def of(make_sampler: Any) -> Claims:
         """The claims that a factory states itself, in a mapping named `claims`, on top of the defaults."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import torch
@@ -51,6 +52,16 @@ class EngineContext:
         }
         self.paused_request_count = 2
         self.total_request_count = active + self.paused_request_count
+
+    def clone(self) -> EngineContext:
+        """The same parameters in memory of its own."""
+        return copy.deepcopy(self)
+
+    def overwrite(self, other: EngineContext) -> None:
+        """Take over another's parameters, in the memory that is there."""
+        for name, metadata in self.active_request_metadata.items():
+            metadata.copy_(other.active_request_metadata[name])
+            getattr(self.gpu_view, name).copy_(getattr(other.gpu_view, name))
 
 
 def view_only(context: object) -> SimpleNamespace:

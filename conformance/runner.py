@@ -6,6 +6,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def check(
     tier: str = "quick",
     device: str | torch.device = "cpu",
     name: str | None = None,
-    only: Iterable[str] = (),
+    only: str | Iterable[str] = (),
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -38,31 +39,37 @@ def check(
     claims: what it claims of itself; None takes what `make_sampler.claims` states.
     tier: "quick" (a CPU, a minute) or "full" (a GPU).
     name: `module:attribute`, shown in reproducers; found out where possible.
-    only: ids of clauses, or beginnings of check ids; nothing means all.
+    only: ids of clauses, or beginnings of check ids, one or several; nothing means all.
     seed: None derives all seeds from the suite's own names, so that a run depends on code and device
         alone. A number gives a fresh run, with a smaller false-alarm budget.
     progress: called before each check.
 
     Interrupting it (KeyboardInterrupt) keeps what was done: the report says that it is incomplete.
-    Raises ValueError for an unknown tier, device or clause.
+    Raises ValueError for an unknown tier, device or clause, for options that cannot be judged yet, and for a factory
+    that makes no sampler.
     """
     if tier not in TIERS:
         raise ValueError(f"tier must be one of {sorted(TIERS)}, got {tier!r}")
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be a CPU or a CUDA device, got {device!r}") from error
     if device.type not in {"cpu", "cuda"}:
         raise ValueError(f"device must be a CPU or a CUDA device, got {str(device)!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be one that this machine has, got {str(device)!r} without CUDA")
     claims = claims or Claims.of(make_sampler)
     name = name or f"{getattr(make_sampler, '__module__', '?')}:{getattr(make_sampler, '__qualname__', make_sampler)}"
+    claims.check()
     subject = Subject(make_sampler, claims, device, name, tier, seed)
+    _check_factory(subject)
 
     checks = list(plan(TIERS[tier]))
     applicable = [(c, case) for c, case in checks if c.not_applicable(subject) is None]
     budget = Budget(
         ALPHA_FIXED_SEEDS if seed is None else ALPHA_FRESH_SEEDS, sum(clause.statistical for clause, _ in applicable)
     )
-    chosen = select(checks, only)
+    chosen = select(checks, [only] if isinstance(only, str) else only)
     report = Report(
         sampler=name, tier=tier, device=str(device), spec=SPEC_VERSION, seed=seed, alpha=budget.alpha,
         environment=environment(device), claims=claims, selected=len(chosen) < len(checks),
@@ -78,6 +85,18 @@ def check(
     report.not_run = [check_id(*each) for each in chosen[len(report.results) :]]
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _check_factory(subject: Subject) -> None:
+    try:
+        sampler = subject.sampler(2, 0)
+    except Exception as error:
+        raise ValueError(f"make_sampler must make a sampler from (vocab_size, rng), got {error!r}") from error
+    if not callable(getattr(sampler, "sample_kernel", None)):
+        raise ValueError(
+            f"make_sampler must make something with a sample_kernel, got {type(sampler).__name__}; "
+            "a plain function needs conformance.from_function"
+        )
 
 
 def check_id(clause: Clause, case: Case) -> str:
@@ -110,6 +129,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def _run(subject: Subject, clause: Clause, case: Case, alpha: float) -> Result:
     started = time.perf_counter()
+    subject = replace(subject, scope=clause.id)
     why_not = clause.not_applicable(subject)
     evidence = []
     error = ""

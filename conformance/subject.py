@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from conformance.cases import DTYPES, Case
 from conformance.claims import Claims
-from reference import filter_flags
+from reference import FilterFlags, LawOptions, filter_flags
 
 SPEC_VERSION = "2027.1"
 
@@ -45,6 +46,10 @@ class Manner:
 
 PLAIN = Manner()
 
+NO_PROMISE: FilterFlags = {"no_top_k": False, "no_top_p": False}
+
+_OFF = LawOptions()
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -53,6 +58,7 @@ class Subject:
     make_sampler: `make_sampler(vocab_size, rng)`, a `reference.Sampling` or what quacks like one.
     name: `module:attribute` where it can be imported so, for reproducers.
     seed: None where all seeds follow from the suite's own names.
+    scope: id of the clause that it is judged by, part of every seed.
     """
 
     make_sampler: Callable[..., Any]
@@ -61,10 +67,11 @@ class Subject:
     name: str
     tier: str
     seed: int | None = None
+    scope: str = ""
 
     def seed_of(self, *parts: object) -> int:
-        """A seed below 2^63, from (spec version, tier, run seed, parts)."""
-        text = "/".join(str(part) for part in (SPEC_VERSION, self.tier, self.seed, *parts))
+        """A seed below 2^63, from (spec version, tier, run seed, clause, parts)."""
+        text = "/".join(str(part) for part in (SPEC_VERSION, self.tier, self.seed, self.scope, *parts))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     def generator(self, seed: int) -> torch.Generator:
@@ -76,13 +83,22 @@ class Subject:
         return self.make_sampler(vocab_size, self.generator(seed), **options)
 
     def call(self, sampler: Any, case: Case, repeats: int = 1, manner: Manner = PLAIN, **more: Any) -> Tensor:
-        """One call that samples the case's slot pattern `repeats` times over. Returns int64 [n]."""
+        """One call that samples the case's slot pattern `repeats` times over. Returns int64 [n].
+
+        The result is the caller's to keep, also where the sampler returns a buffer that it will use again.
+        """
         logits, keywords = self.arguments(case, repeats, manner)
         n = case.slots * repeats
         context = manner.context(case, self.device)
-        flags = filter_flags(context, case.vocab_size) if manner.promise else {"no_top_k": False, "no_top_p": False}
+        flags = self.flags(case) if manner.promise else NO_PROMISE
         ids: Tensor = sampler.sample_kernel(logits, n, context, **{**flags, **keywords, **more})
-        return ids
+        return ids if "output" in more else ids.clone()
+
+    def flags(self, case: Case) -> FilterFlags:
+        """What a caller may promise of the case. Where "off" means something else, nothing."""
+        if (self.claims.options.top_k_off, self.claims.options.top_p_off) != (_OFF.top_k_off, _OFF.top_p_off):
+            return NO_PROMISE
+        return filter_flags(case.context(self.device), case.vocab_size)
 
     def log_probs(self, sampler: Any, logits: Tensor, context: Any) -> Tensor:
         """The sampler's log-probs; an empty tensor where it claims none."""
@@ -94,7 +110,7 @@ class Subject:
     def arguments(self, case: Case, repeats: int, manner: Manner = PLAIN) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits and index tensors of `call`."""
         rows, requests = (index.repeat(repeats) for index in case.pattern())
-        logits = case.logits(self.device)
+        logits = case.logits(self.device).clone()  # a sampler that writes to it spoils its own call alone
         keywords = {"token_to_request_index": self.index(requests, manner)}
         if manner.gather:
             keywords["gather_indices"] = self.index(rows, manner)
@@ -115,7 +131,7 @@ class Subject:
         Returns int64 [slots, draws / slots].
         """
         per_call, calls = self.launches(case, draws)
-        sampler = self.sampler(case.vocab_size, self.seed_of(case.id) if seed is None else seed)
+        sampler = self.sampler(case.vocab_size, self.seed_of(case.id, manner.name) if seed is None else seed)
         ids = [self.call(sampler, case, per_call, manner).view(per_call, case.slots) for _ in range(calls)]
         return torch.cat(ids).T.contiguous()
 
@@ -132,19 +148,19 @@ class Subject:
         kind: "draws" makes the first call of the check and counts what it gave, "log-probs" prints the
         log-probs, "check" runs the whole check.
         """
-        module, _, attribute = self.name.partition(":")
-        imported = f"from {module} import {attribute} as make_sampler" if attribute else f"# make_sampler = {self.name}"
         device = str(self.device)
         if kind == "check":
-            arguments = f"tier={self.tier!r}, device={device!r}, seed={self.seed}, only=[{check_id!r}]"
-            return (
-                f"from conformance import check; {imported}\n"
-                f"report = check(make_sampler, {arguments})\n"
-                f"print(*report.results[0].failed, report.results[0].error, sep='\\n')"
-            )
-        seed = f"torch.Generator({device!r}).manual_seed({self.seed_of(case.id)})"
+            claims = f", claims={self.claims}" if self.claims != Claims.of(self.make_sampler) else ""
+            lines = [f"from conformance import *; from reference import LawOptions; {self._import()}"]
+            arguments = f"tier={self.tier!r}, device={device!r}, seed={self.seed}, only={check_id!r}{claims}"
+            lines += [
+                f"report = check(make_sampler, {arguments})",
+                "print(*report.results[0].failed, report.results[0].error, sep='\\n')",
+            ]
+            return "\n".join(lines)
+        seed = f"torch.Generator({device!r}).manual_seed({self.seed_of(case.id, PLAIN.name)})"
         lines = [
-            f"import torch; from math import inf, nan; from reference import SamplingContext; {imported}",
+            f"import torch; from math import inf, nan; from reference import SamplingContext; {self._import()}",
             f"logits = ({case.code}).to({DTYPES[case.dtype]}).to({device!r})",
             f"context = SamplingContext({case.parameters_code()}, device={device!r})",
             f"sampler = make_sampler({case.vocab_size}, {seed})",
@@ -154,11 +170,22 @@ class Subject:
             return "\n".join([*lines, f"print(sampler.log_probs_kernel(logits[{rows}], context))"])
         repeats, _ = self.launches(case, case.draws)
         n = case.slots * repeats
-        rows, requests = (f"{index}.repeat({repeats}).to({device!r})" for index in (rows, requests))
+        rows, requests = (f"{index}.int().repeat({repeats}).to({device!r})" for index in (rows, requests))
+        flags = ", ".join(f"{name}={flag}" for name, flag in self.flags(case).items())
         indices = f"gather_indices={rows}, token_to_request_index={requests}"
         counts = "dict(zip(*map(torch.Tensor.tolist, slot.unique(return_counts=True))))"
         lines += [
-            f"ids = sampler.sample_kernel(logits, {n}, context, no_top_k=False, no_top_p=False, {indices})",
+            f"ids = sampler.sample_kernel(logits, {n}, context, {flags}, {indices})",
             f"print(*[{counts} for slot in ids.view(-1, {case.slots}).T], sep='\\n')",
         ]
         return "\n".join(lines)
+
+    def _import(self) -> str:
+        """How to get the factory; a comment where it has no name of its own."""
+        module, _, attribute = self.name.partition(":")
+        if not attribute.isidentifier():
+            return f"# make_sampler is {self.name}"
+        found = getattr(sys.modules.get(module), attribute, None)
+        if found is not self.make_sampler and "__main__" not in module:
+            return f"# make_sampler is what was made of {self.name}"
+        return f"from {module} import {attribute}" + (" as make_sampler" if attribute != "make_sampler" else "")

@@ -23,20 +23,21 @@ class Tier:
     """How much a run does.
 
     draws: of a case with a small vocabulary. large_draws: of one with `large_vocab` tokens.
-    huge_draws: of the one case that gets most.
+    tail_draws: of one about the tail of such a vocabulary. huge_draws: of the one case that gets most.
     """
 
     name: str
     draws: int
     large_vocab: int
     large_draws: int
+    tail_draws: int
     huge_draws: int
     rows: int
 
 
 TIERS = {
-    "quick": Tier("quick", 2**17, 4096, 2**13, 2**20, 256),
-    "full": Tier("full", 2**20, 128_256, 2**20, 10**7, 2048),
+    "quick": Tier("quick", 2**17, 4096, 2**13, 2**17, 2**20, 256),
+    "full": Tier("full", 2**20, 128_256, 2**20, 2**22, 10**7, 2048),
 }
 
 

@@ -39,6 +39,12 @@ def _parameters_apart(tier: Tier) -> list[Case]:
     ]  # fmt: skip
 
 
+def _mixes(tier: Tier) -> Iterator[Case]:
+    rows = probabilities(*[EIGHT[-i:] + EIGHT[:-i] for i in range(4)])
+    yield from for_each_mix(Case("four-rows", rows, 8, (0.7, 1.0, 0.0, 1.5), draws=tier.draws // 8))
+    yield Case("all-greedy", rows, 8, (0.0, 1.0, 0.0, 1.0), (0, 1, 0, 1), (0.5,), draws=2**12)
+
+
 @clause("calls/gather", "Slot i samples logits row gather_indices[i], in any order, also repeatedly.", "contract",
         _rows_apart, statistical=True)  # fmt: skip
 @clause(
@@ -78,7 +84,7 @@ def _without_mapping(subject: Subject, case: Case, alpha: float) -> Iterator[Evi
     where = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))[: len(rows)].to(subject.device)
     logits[where] = case.logits(subject.device)[rows]
     flags = filter_flags(context, case.vocab_size)
-    ids = [sampler.sample_kernel(logits, len(rows), context, **flags, gather_indices=where) for _ in range(8)]
+    ids = [sampler.sample_kernel(logits, len(rows), context, **flags, gather_indices=where).clone() for _ in range(8)]
     yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
 
 
@@ -97,11 +103,30 @@ def _index_tensors(subject: Subject, case: Case, alpha: float) -> Iterator[Evide
                 yield from draws_follow_law(subject, case.but(draws=case.draws // 8), alpha / 8, manner)
 
 
-@clause("calls/flags", "False for no_top_k and no_top_p is always allowed.", "contract", _parameters_apart,
+@clause("calls/flags", "False for no_top_k and no_top_p is always allowed.", "contract", _mixes,
         statistical=True)  # fmt: skip
 def _flags(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    for each in (case, case.but(top_k=(0,), top_p=(0.0,), temperature=(1.0,) * case.request_count)):
-        yield from draws_follow_law(subject, each, alpha / 2, Manner(promise=False))
+    yield from draws_follow_law(subject, case, alpha, Manner("no-promise", promise=False))
+
+
+@clause(
+    "calls/bare",
+    "Without index tensors slot i samples row i with the parameters of request i; eager and cache_key are accepted.",
+    "contract",
+    _mixes,
+    statistical=True,
+)
+def _bare(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    repeats = 256
+    temperature, top_k, top_p = case.parameters()
+    context = SamplingContext(temperature * repeats, top_k * repeats, top_p * repeats, device=subject.device)
+    logits = case.logits(subject.device)[case.pattern()[0].repeat(repeats).to(subject.device)]
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    calls: list[dict[str, object]] = [{}, {"eager": True}, {"cache_key": ("step", 1)}, {"eager": False}]
+    ids = [
+        sampler.sample_kernel(logits, len(logits), context, **subject.flags(case), **call).clone() for call in calls * 4
+    ]
+    yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
 
 
 @clause(
@@ -112,8 +137,22 @@ def _flags(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     statistical=True,
 )
 def _engine(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    manner = Manner(context=lambda case, device: EngineContext(*case.parameters(), device=device), index_padding=5)
-    yield from draws_follow_law(subject, case, alpha, manner)
+    # One context for all calls. Between them the engine overwrites it, as it does at each step: the calls
+    # that are not judged use other parameters.
+    context = EngineContext(*case.parameters(), device=subject.device)
+    other = EngineContext([0.5] * case.request_count, [2] * case.request_count, [0.3] * case.request_count,
+                          device=subject.device)  # fmt: skip
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    logits, keywords = subject.arguments(case, 64, Manner(index_padding=5))
+    own = context.clone()
+    ids = []
+    for _ in range(max(2, case.draws // (64 * case.slots))):
+        for parameters in (other, own):
+            context.overwrite(parameters)
+            flags = filter_flags(context, case.vocab_size)
+            drawn = sampler.sample_kernel(logits, 64 * case.slots, context, **flags, **keywords).clone()
+        ids.append(drawn)
+    yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
 
 
 @clause("calls/gpu-view-alone", "A context that holds gpu_view alone works.", "contract", _parameters_apart,
@@ -139,7 +178,7 @@ def _beyond(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     logits = torch.cat([case.logits(subject.device), torch.zeros(4, 8, device=subject.device)])
     flags = filter_flags(context, case.vocab_size)
     calls = min(512, case.draws // 3)
-    ids = torch.stack([sampler.sample_kernel(logits, 7, context, **flags) for _ in range(calls)])
+    ids = torch.stack([sampler.sample_kernel(logits, 7, context, **flags).clone() for _ in range(calls)])
     beyond = ids[:, 3:]
     yield exact("ids of the slots beyond", passed=bool(((beyond >= 0) & (beyond < 8)).all()),
                 observed=f"{int(beyond.min())} to {int(beyond.max())}", allowed="0 to 7")  # fmt: skip
@@ -198,6 +237,11 @@ def _empty(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     state = sampler.rng.get_state() if hasattr(sampler, "rng") else None
     context = case.context(subject.device)
     ids = sampler.sample_kernel(case.logits(subject.device)[:0], 0, context, no_top_k=False, no_top_p=False)
+    nothing = torch.empty(0, dtype=torch.int64, device=subject.device)
+    given = sampler.sample_kernel(
+        case.logits(subject.device), 0, context, no_top_k=False, no_top_p=False, output=nothing
+    )
+    yield exact("with rows and an output", passed=given.shape == (0,), observed=tuple(given.shape), allowed="(0,)")
     still = state is None or torch.equal(state, sampler.rng.get_state())
     yield exact("shape, dtype, generator", passed=(tuple(ids.shape), ids.dtype, still) == ((0,), torch.int64, True),
                 observed=f"{tuple(ids.shape)}, {ids.dtype}, generator unmoved: {still}",
@@ -251,11 +295,11 @@ def _speculative(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
     context = EngineContext(*case.parameters(), device=subject.device)
     logits = case.logits(subject.device)
     calls = min(256, case.draws // case.slots)
-    ids = [sampler.sample_speculative(logits[:11], 3, 2, 2, context) for _ in range(calls)]
+    ids = [sampler.sample_speculative(logits[:11], 3, 2, 2, context).clone() for _ in range(calls)]
     order = torch.randperm(32, generator=torch.Generator().manual_seed(2)).to(subject.device)
     where = torch.argsort(order).int()  # row r of the logits lies at where[r] of the shuffled ones
     shuffled = logits[order]
-    ids += [sampler.sample_speculative(shuffled, 3, 2, 2, context, gather_indices=where) for _ in range(calls)]
+    ids += [sampler.sample_speculative(shuffled, 3, 2, 2, context, gather_indices=where).clone() for _ in range(calls)]
     yield from judge_draws(subject, case, torch.stack(ids).T, alpha)
 
 
@@ -281,7 +325,7 @@ def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
         for _ in range(20):
             busy = busy @ busy * 1e-4
         late.copy_(logits)
-        ids = [sampler.sample_kernel(late, 64 * case.slots, context, **flags, **keywords) for _ in range(4)]
+        ids = [sampler.sample_kernel(late, 64 * case.slots, context, **flags, **keywords).clone() for _ in range(4)]
         together = torch.cat(ids)
     stream.synchronize()
     yield from judge_draws(subject, case, together.view(-1, case.slots).T, alpha)

@@ -17,6 +17,8 @@ def _distribution(tier: Tier) -> Iterator[Case]:
     peaked = Case("peaked", normal(4, width, 8), width, (0.7, 0.8, 1.0, 1.3), dtype="bf16", draws=tier.large_draws)
     yield from for_each_mix(peaked)
     yield Case("flat", f"torch.zeros(1, {width})", width, draws=tier.large_draws)
+    # Neither a multiple of a vector nor of a tile.
+    yield Case("odd-width", normal(1, 4099, 18), 4099, dtype="bf16", draws=2 * tier.large_draws)
     yield Case("most-draws", probabilities(EIGHT), 8, draws=tier.huge_draws)
 
 
@@ -32,7 +34,7 @@ def _dtypes(tier: Tier) -> Iterator[Case]:
 @follows_the_law("draw/tail", "Many improbable tokens together are drawn as often as their mass says.", "law 6")
 def _tail(tier: Tier) -> Iterator[Case]:
     for gap in (8, 12, 14, 16):
-        yield Case(f"gap{gap}", head_and_tail(tier.large_vocab, gap), tier.large_vocab, draws=4 * tier.large_draws)
+        yield Case(f"gap{gap}", head_and_tail(tier.large_vocab, gap), tier.large_vocab, draws=tier.tail_draws)
 
 
 @follows_the_law("greedy/temperature-zero", "T = 0 gives the lowest index among the largest logits.", "law 2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ MALFORMED: dict[str, tuple[str, Callable[[Call], Call]]] = {
     "n-negative": ("n", lambda c: {**c, "n": -1}),
     "n-float": ("n", lambda c: {**c, "n": 2.0}),
     "n-bool": ("n", lambda c: {**c, "n": True}),
-    "n-beyond-parameters": ("n", lambda c: {**c, "n": 3, "logits": torch.cat([c["logits"]] * 2)}),
+    "n-beyond-parameters": ("n", lambda c: {**c, "n": 3, "logits": torch.cat([c["logits"]] * 2), "output": None}),
     "no-top-k-none": ("no_top_k", lambda c: {**c, "no_top_k": None}),
     "no-top-p-int": ("no_top_p", lambda c: {**c, "no_top_p": 1}),
     "gather-too-short": ("gather_indices", lambda c: _index(c, "gather_indices", [0])),
@@ -112,7 +113,7 @@ def _refused(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         message = f"ValueError: {error}"
     except Exception as error:  # noqa: BLE001  # any other error is what the clause forbids
         message = f"{type(error).__name__}: {error}"
-    named = message.startswith("ValueError") and argument in message
+    named = message.startswith("ValueError") and re.search(rf"\b{argument}\b", message) is not None
     yield exact("the error", passed=named, observed=message.splitlines()[0],
                 allowed=f"a ValueError that names {argument}")  # fmt: skip
     yield _untouched(sampler, state, output, torch.equal(before, logits))

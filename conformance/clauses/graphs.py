@@ -10,6 +10,7 @@ from torch import Tensor
 from conformance.cases import Case, normal
 from conformance.clauses import clause, needs_cuda
 from conformance.clauses.law import judge_draws
+from conformance.clauses.randomness import FLAT
 from conformance.evidence import Evidence, exact
 from conformance.evidence.counts import matches
 from conformance.subject import Subject
@@ -41,7 +42,7 @@ class _Captured:
 
     def __init__(self, subject: Subject, promise: tuple[bool, bool], repeats: int) -> None:
         self.subject, self.repeats, self.promise = subject, repeats, promise
-        self.sampler = subject.sampler(_V, 7, enable_cuda_graph=True)
+        self.sampler = subject.sampler(_V, subject.seed_of(promise), enable_cuda_graph=True)
         self.context = SamplingContext(*CONTENTS[promise][0], device=subject.device)
         case = _case(promise, 0)
         self.logits, self.keywords = subject.arguments(case, repeats)
@@ -104,15 +105,16 @@ def _replay_is_eager(subject: Subject, case: Case, _alpha: float) -> Iterator[Ev
     promise = _promise(case)
     captured = _Captured(subject, promise, repeats=4)
     rng = captured.sampler.rng
+    seed = subject.seed_of(case.id)
     mixtures = ("replay replay replay replay", "eager replay replay eager", "replay eager eager replay")
     for mixture in mixtures:
-        rng.manual_seed(21)
+        rng.manual_seed(seed)
         expected, state = [], None
         for step in range(4):
             captured.context.update(*CONTENTS[promise][step % len(CONTENTS[promise])])
             expected.append(captured.eager())
         state = rng.get_offset()
-        rng.manual_seed(21)
+        rng.manual_seed(seed)
         got = []
         for step, kind in enumerate(mixture.split()):
             captured.context.update(*CONTENTS[promise][step % len(CONTENTS[promise])])
@@ -134,14 +136,18 @@ def _replay_is_eager(subject: Subject, case: Case, _alpha: float) -> Iterator[Ev
 def _replay_fresh(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     promise = _promise(case)
     captured = _Captured(subject, promise, repeats=64)
-    captured.logits.zero_()  # flat rows: equal numbers show as equal tokens
-    captured.context.update((1.0,) * _N, *CONTENTS[promise][0][1:])
+    # Flat rows, and filters that are on but keep all: equal numbers show as equal tokens.
+    flat = FLAT.but(top_k=(0 if promise[0] else 999,), top_p=(0.0 if promise[1] else 0.9999,))
+    captured.logits.copy_(flat.logits(subject.device))
+    temperature, top_k, top_p = flat.parameters()
+    captured.context.update(temperature * _N, top_k * _N, top_p * _N)
     steps = torch.stack([captured.replay() if step % 3 else captured.eager() for step in range(96)])
-    law = case.but(code=f"torch.zeros({_N}, {_V})").law(subject.claims.options, subject.device)
+    pairs = []
     for lag in (1, 2, 3):
         blocks = steps[: 96 // (2 * lag) * 2 * lag].view(-1, 2, lag, steps.shape[1])
         same = int((blocks[:, 0] == blocks[:, 1]).sum())
-        yield matches(f"equal tokens among calls i and i + {lag}", same, blocks[:, 0].numel(), law, alpha / 3)
+        pairs.append((f"calls i and i + {lag}", same, blocks[:, 0].numel()))
+    yield matches(pairs, flat.law(subject.claims.options, subject.device), alpha)
 
 
 def _promise(case: Case) -> tuple[bool, bool]:

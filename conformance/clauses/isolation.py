@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, probabilities
 from conformance.clauses import Tier, clause, needs_cuda
-from conformance.clauses.law import EIGHT, draws_follow_law
+from conformance.clauses.law import EIGHT, draws_follow_law, judge_draws
 from conformance.evidence import Evidence, exact
 from conformance.evidence.counts import follows_law
 from conformance.evidence.support import support
@@ -31,10 +31,23 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(torch.uint8).cpu().clone()
 
 
-@clause("isolation/inputs", "Inputs keep every bit: logits, index tensors, and the context's tensors.", "law 9", _batch)
+@clause(
+    "isolation/inputs",
+    "Inputs keep every bit: logits, index tensors, and the context's tensors.",
+    "law 9",
+    # bf16 logits are often copied to float32 first; float32 ones may be the very memory that is worked in.
+    lambda tier: [case.but(dtype=dtype) for case in _batch(tier) for dtype in ("fp32", "fp16", "bf16")],
+)
 def _inputs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
-    logits, keywords = subject.arguments(case, 4)
-    logits = logits.clone()
+    for gather in (True, False):
+        logits, keywords = subject.arguments(case, 4, Manner(gather=gather))
+        yield _inputs_kept(subject, case, logits, keywords)
+    logits = case.logits(subject.device).clone()
+    yield _inputs_kept(subject, case, logits, {})
+
+
+def _inputs_kept(subject: Subject, case: Case, logits: Tensor, keywords: dict[str, Tensor]) -> Evidence:
+    n = case.slots if not keywords else 4 * case.slots
     context = case.context(subject.device)
     view, metadata = context.gpu_view, context.active_request_metadata
     tensors = {"logits": logits, **keywords}
@@ -42,12 +55,12 @@ def _inputs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     tensors |= {f"active_request_metadata[{name!r}]": tensor for name, tensor in metadata.items()}
     before = {name: _bytes(tensor) for name, tensor in tensors.items()}
     sampler = subject.sampler(case.vocab_size, 1)
-    flags = filter_flags(context, case.vocab_size)
-    sampler.sample_kernel(logits, 4 * case.slots, context, **flags, **keywords)
-    subject.log_probs(sampler, logits, context)
+    sampler.sample_kernel(logits, n, context, **subject.flags(case), **keywords)
+    if logits.shape[0] == case.slots:
+        subject.log_probs(sampler, logits, context)
     changed = [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
-    yield exact("inputs after a draw and after log-probs", passed=not changed, observed=f"changed: {changed}",
-                allowed="none")  # fmt: skip
+    return exact(f"inputs after calls with {list(keywords) or 'no index tensors'}", passed=not changed,
+                 observed=f"changed: {changed}", allowed="none")  # fmt: skip
 
 
 def _padded_rows(logits: Tensor) -> Tensor:
@@ -101,27 +114,35 @@ def _expanded(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield follows_law(ids.clamp(0, 7), law, alpha)
 
 
+TIED = "torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 0.0, 0.0]])"
+"""Ties at the k-th place and at the nucleus edge: kernels differ there, and batches choose kernels."""
+
+
+def _beside(_tier: Tier) -> Iterator[Case]:
+    for size in (1, 2, 3, 5, 8, 17):
+        for name, k, p in (("off", 0, 0.0), ("top-p", 0, 0.6), ("both", 3, 0.6), ("greedy", 1, 0.0)):
+            for place in {0, size // 2, size - 1} if name == "both" else {size // 2}:
+                top_k = tuple(2 if i == place else k for i in range(size))
+                top_p = tuple(0.0 if i == place else p for i in range(size))
+                yield Case(f"at{place}-beside-{name}", TIED, 8, (1.0,) * size, top_k, top_p, rows=(0,) * size,
+                           draws=2**10 * size)  # fmt: skip
+
+
 @clause(
     "isolation/batchmates",
     "The law of a row does not depend on its batchmates, on its place among them, or on their number.",
     "law 9",
-    lambda tier: [
-        # Ties at the k-th place and at the nucleus edge: kernels differ there, and batches choose kernels.
-        Case("beside-" + name, "torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 0.0, 0.0]])", 8,
-             (1.0,) * size, (2, *others_k), (0.0, *others_p), rows=(0,) * size, draws=tier.draws // 8 * size)
-        for name, size, others_k, others_p in (
-            ("none", 1, (), ()),
-            ("off", 8, (0,) * 7, (0.0,) * 7),
-            ("top-p", 8, (0,) * 7, (0.6,) * 7),
-            ("both", 8, (3,) * 7, (0.6,) * 7),
-            ("greedy", 8, (1,) * 7, (0.0,) * 7),
-        )
-    ],
+    _beside,
     statistical=True,
-    reproduce="draws",
-)  # fmt: skip
+)
 def _batchmates(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    yield from draws_follow_law(subject, case, alpha)
+    # Calls of just this many slots, one logits row a slot: what an engine's small steps look like.
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    context = case.context(subject.device)
+    logits = case.logits(subject.device).expand(case.slots, -1).clone()
+    flags = subject.flags(case)
+    ids = [sampler.sample_kernel(logits, case.slots, context, **flags).clone() for _ in range(case.draws // case.slots)]
+    yield from judge_draws(subject, case, torch.stack(ids).T, alpha)
 
 
 @clause(

@@ -78,6 +78,10 @@ def one_row(name: str, code: str, vocab_size: int, draws: int, **parameters: obj
 def _padding(tier: Tier) -> Iterator[Case]:
     wide = f"torch.cat([{normal(4, 8, 1)} - 20, torch.full((4, 5), 50.0)], 1)"
     yield from for_each_mix(Case("padding-wins", wide, 8, (0.7, 1.0, 1.5, 0.0), draws=tier.draws // 8))
+    # Unwritten memory is as likely there as anything: it must not make the row invalid either.
+    for what in ("nan", "inf", "-inf"):
+        held = f"torch.cat([{normal(4, 8, 1)}, torch.full((4, 5), {what})], 1)"
+        yield from for_each_mix(Case(f"padding-{what}", held, 8, (0.7, 1.0, 1.5, 0.0), draws=tier.draws // 32))
     zeros = f"torch.cat([{normal(1, 1003, 2)} - 30, torch.zeros(1, 21)], 1)"
     yield Case("padding-is-zero", zeros, 1003, draws=tier.large_draws)
 
@@ -109,12 +113,17 @@ def _temperature_first(tier: Tier) -> Iterator[Case]:
     "Small temperatures give the maximum, without overflow; those below 1e-6 act as 1e-6.",
     "law 3",
 )
-def _tiny_temperature(_tier: Tier) -> Iterator[Case]:
+def _tiny_temperature(tier: Tier) -> Iterator[Case]:
     row = values([11.0, 10.5, 11.0625, -11.0])
     temperature = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-12, 1e-30)
     for dtype in ("fp32", "fp16", "bf16"):
         yield one_row("tiny-T-none", row, 4, 2**9, temperature=temperature, dtype=dtype)
         yield one_row("tiny-T-both", row, 4, 2**9, temperature=temperature, dtype=dtype, top_k=(3,), top_p=(0.9,))
+    # One nat apart at 1e-6, 0.1 at 1e-5; tied maxima share the mass however small T is.
+    near = values([0.0, 1e-6, -1e-6])
+    yield one_row("near-at-tiny-T", near, 3, tier.draws // 8, temperature=(1e-5, 1e-6, 1e-12, 1e-30))
+    tied = values([1.0, 3.0, 3.0, 2.0])
+    yield one_row("tied-at-tiny-T", tied, 4, tier.draws // 8, temperature=(1e-2, 1e-4, 1e-6, 1e-30))
 
 
 @follows_the_law("top-k/kept-set", "A token is kept if fewer than k tokens are strictly larger.", "law 4")

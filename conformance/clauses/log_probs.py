@@ -60,6 +60,8 @@ def _random_rows(tier: Tier) -> Iterator[Case]:
         Case("greedy-ties", values([1.0, 3.0, 3.0]), 3, (0.0, 1.0), top_k=(0, 1), rows=(0, 0)),
         Case("padded", f"torch.cat([{normal(2, 8, 1)} - 20, torch.full((2, 5), 50.0)], 1)", 8, (0.7, 0.0),
              top_p=(0.7,)),
+        Case("padded-nan", f"torch.cat([{normal(2, 8, 1)}, torch.full((2, 5), nan)], 1)", 8, (0.7, 1.0),
+             top_p=(0.7, 0.0)),
         Case("masked", f"{normal(3, 64, 2)}.masked_fill(torch.arange(64) % 3 == 0, -inf)", 64, (0.7, 1.0, 0.0),
              top_k=(3, 0, 0)),
         Case("spread", f"{normal(2, 64, 3)} * 10", 64, (0.5, 1.0)),
@@ -83,6 +85,15 @@ def _match(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     logits = case.logits(subject.device)[rows.to(subject.device)]
     log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(logits, case.context(subject.device))
     yield _form(log_probs, logits)
+    spread = torch.full((2 * logits.shape[0], 2 * logits.shape[1]), 60.0, dtype=logits.dtype, device=logits.device)
+    spread[::2, ::2] = logits
+    strided = subject.sampler(case.vocab_size, 0).log_probs_kernel(spread[::2, ::2], case.context(subject.device))
+    yield exact(
+        "strided logits",
+        passed=torch.equal(strided.nan_to_num(7.0), log_probs.nan_to_num(7.0)),
+        observed=f"{int((strided.nan_to_num(7.0) != log_probs.nan_to_num(7.0)).sum())} entries differ",
+        allowed="bit for bit those of contiguous ones",
+    )
     yield from match_law(log_probs, case.law(subject.claims.options, subject.device))
 
 

@@ -15,12 +15,16 @@ from conformance.evidence import Evidence, exact
 from conformance.evidence.counts import Cells, binomial, matches
 from conformance.subject import Subject
 
-FLAT = Case("flat", "torch.zeros(1, 1000)", 1000, rows=(0,), requests=(0,))
-"""Every token as likely as any other: equal random numbers show as equal tokens, others once in 1,000."""
+FLAT = Case("flat", "torch.zeros(1, 1000).index_fill(1, torch.tensor([7]), -inf)", 1000, rows=(0,), requests=(0,))
+"""999 tokens, each as likely as any other: equal random numbers show as equal tokens, others once in 999."""
+
+FILTERS = {"none": (0, 0.0), "top-p": (0, 0.9999), "top-k": (999, 0.0), "both": (999, 0.9999)}
+"""Filters that are on and keep all 999, by whatever rule an engine breaks ties: so all routes have one law."""
 
 
-def _flat(tier: Tier) -> list[Case]:
-    return list(for_each_mix(FLAT.but(draws=tier.draws // 4)))
+def _flat(tier: Tier) -> Iterator[Case]:
+    for name, (top_k, top_p) in FILTERS.items():
+        yield FLAT.but(name=f"flat-{name}", top_k=(top_k,), top_p=(top_p,), draws=tier.draws // 4)
 
 
 def _varied(tier: Tier) -> Iterator[Case]:
@@ -30,14 +34,15 @@ def _varied(tier: Tier) -> Iterator[Case]:
 
 @clause("randomness/reproducible", "Same generator state, same inputs: same tokens.", "law 8", _varied)
 def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
-    first, second = (subject.draw(case, case.draws, seed=11) for _ in range(2))
+    seed = subject.seed_of(case.id)
+    first, second = (subject.draw(case, case.draws, seed=seed) for _ in range(2))
     differ = int((first != second).sum())
     yield exact("two samplers with one seed", passed=differ == 0, observed=f"{differ} of {first.numel()} differ",
                 allowed="none")  # fmt: skip
-    sampler = subject.sampler(case.vocab_size, 11)
+    sampler = subject.sampler(case.vocab_size, seed)
     before = sampler.rng.get_state() if hasattr(sampler, "rng") else None
     if before is not None:
-        once = subject.call(sampler, case, 4).clone()
+        once = subject.call(sampler, case, 4)
         sampler.rng.set_state(before)
         again = subject.call(sampler, case, 4)
         yield exact("the generator set back", passed=bool((once == again).all()),
@@ -52,8 +57,8 @@ def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evide
     statistical=True,
 )
 def _seeds(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    one, other = (subject.draw(case, case.draws, seed=seed) for seed in (1, 2))
-    yield _pairs(subject, case, "tokens of two seeds", one[0], other[0], alpha)
+    one, other = (subject.draw(case, case.draws, seed=subject.seed_of(case.id, which)) for which in (1, 2))
+    yield _pairs(subject, case, [("tokens of two seeds", one[0], other[0])], alpha)
 
 
 @clause(
@@ -64,14 +69,20 @@ def _seeds(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     statistical=True,
 )
 def _steps(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    width, steps = 64, max(8, case.draws // 64)
-    steps = min(steps, 512)
+    # Rows i + lag of a call and i of the next meet where the generator advances too little; a call may also
+    # repeat the last one whole. All lags, for calls 0-1, 2-3, ... and 1-2, 3-4, ...: in each, every draw
+    # belongs to one pair.
+    width, steps = 64, 64
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     ids = torch.stack([subject.call(sampler, case, width) for _ in range(steps)])
-    # Shifts by the numbers a kernel may consume a row: pairs of one lag are disjoint in each parity class.
-    for lag in (0, 1, 2, 4):
-        one, other = ids[0::2, : width - lag], ids[1::2, lag:]
-        yield _pairs(subject, case, f"row i of a call and row i + {lag} of the next", one, other, alpha / 4)
+    lags = range(1 - width, width)
+    for parity, name in ((0, "even"), (1, "odd")):
+        one, other = ids[parity : steps - 1 : 2], ids[parity + 1 :: 2]
+        cells = []
+        for lag in lags:
+            earlier, later = (one[:, lag:], other[:, : width - lag]) if lag >= 0 else (one[:, :lag], other[:, -lag:])
+            cells.append((f"row i + {lag} of an {name} call and row i of the next", earlier, later))
+        yield _pairs(subject, case, cells, alpha / 2)
 
 
 @clause(
@@ -82,10 +93,15 @@ def _steps(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     statistical=True,
 )
 def _rows(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    ids = subject.draw(case, case.draws)[0]
-    for lag in (1, 2, 4, 32):
-        blocks = ids[: len(ids) // (2 * lag) * 2 * lag].view(-1, 2, lag)
-        yield _pairs(subject, case, f"rows i and i + {lag}", blocks[:, 0], blocks[:, 1], alpha / 4)
+    per_call, _ = subject.launches(case, case.draws)
+    ids = subject.draw(case, case.draws)[0].view(-1, per_call)
+    cells = []
+    lag = 1
+    while 2 * lag <= per_call:
+        blocks = ids[:, : per_call // (2 * lag) * 2 * lag].reshape(-1, 2, lag)
+        cells.append((f"rows i and i + {lag}", blocks[:, 0], blocks[:, 1]))
+        lag *= 2
+    yield _pairs(subject, case, cells, alpha)
 
 
 @clause(
@@ -96,8 +112,7 @@ def _rows(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     statistical=True,
 )
 def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    # Filters that keep every token of a flat row, so that all routes have one law: ties are kept.
-    routes = [case, case.but(top_p=(0.5,)), case.but(top_k=(7,)), case.but(top_k=(7,), top_p=(0.5,))]
+    routes = [case.but(top_k=(top_k,), top_p=(top_p,)) for top_k, top_p in FILTERS.values()]
     width, rounds = 256, max(4, min(64, case.draws // 4096))
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     pairs = [(one, other) for one in range(4) for other in range(4)]
@@ -107,7 +122,7 @@ def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
             first, second = (subject.call(sampler, routes[route], width) for route in pair)
             seen[pair].append((first, second))
     first, second = (torch.cat([torch.stack([p[i] for p in seen[pair]]) for pair in pairs]) for i in range(2))
-    yield _pairs(subject, case, "consecutive calls of all pairs of routes", first, second, alpha)
+    yield _pairs(subject, case, [("consecutive calls of all pairs of routes", first, second)], alpha)
 
 
 @clause(
@@ -154,7 +169,7 @@ def _advance(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     for repeats in (1, 7, 64):
         states: dict[str, Any] = {}
         for name, batch in batches.items():
-            sampler = subject.sampler(4, 5)
+            sampler = subject.sampler(4, subject.seed_of(case.id))
             if not hasattr(sampler, "rng"):
                 return
             before = sampler.rng.get_state()
@@ -173,7 +188,7 @@ def _default(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
         return [torch.get_rng_state(), *cuda]
 
-    sampler = subject.sampler(case.vocab_size, 3)
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     subject.call(sampler, case)
     before = states()
     subject.call(sampler, case)
@@ -183,6 +198,7 @@ def _default(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     yield exact("default generators", passed=not moved, observed=f"moved: {moved}", allowed="none")
 
 
-def _pairs(subject: Subject, case: Case, what: str, one: Tensor, other: Tensor, alpha: float) -> Evidence:
-    law = case.law(subject.claims.options, subject.device)
-    return matches(f"equal tokens among {what}", int((one == other).sum()), one.numel(), law, alpha)
+def _pairs(subject: Subject, case: Case, cells: list[tuple[str, Tensor, Tensor]], alpha: float) -> Evidence:
+    """Equal tokens among each list of pairs; the case's slots share one law that no tie rule changes."""
+    same = [(name, int((one == other).sum()), one.numel()) for name, one, other in cells]
+    return matches(same, case.law(subject.claims.options, subject.device), alpha)

@@ -76,10 +76,11 @@ def binomial(asked: str, cells: Cells, alpha: float) -> Evidence:
 
 
 def detectable(cells: Cells, alpha: float) -> float:
-    """The smallest shift of one cell's probability, up or down, seen with probability 1 - 1e-6.
+    """The smallest shift, up or down, that is seen in whichever cell it occurs, with probability 1 - 1e-6.
 
     A count of c or more is seen at probability q with chance I_q(c, N - c + 1), so the inverse of the
-    regularised incomplete beta function gives q exactly.
+    regularised incomplete beta function gives q exactly. For each cell the easier direction counts, and the
+    hardest cell. Cells that must stay empty, or take everything, see more than the others and are left out.
     """
     n = cells.trials
     least = stats.binom.isf(alpha, n, cells.high) + 1  # the smallest count that fails
@@ -89,7 +90,8 @@ def detectable(cells: Cells, alpha: float) -> float:
             least <= n, special.betaincinv(least, np.maximum(n - least + 1, 1), 1 - MISS) - cells.high, np.inf
         )
         down = np.where(most >= 0, cells.low - special.betaincinv(most + 1, np.maximum(n - most, 1), MISS), np.inf)
-    return float(np.nanmin(np.minimum(up, down)))
+    shifts = np.minimum(up, down)[(cells.high > 0) & (cells.low < 1)]
+    return float(shifts.max()) if len(shifts) else 0.0
 
 
 def cells_of(ids: Tensor, law: Law) -> Cells:
@@ -186,18 +188,22 @@ def cdf_rounding(runs: Tensor, width: int) -> Tensor:
     return torch.minimum(2 * runs * d, 2 * d + 2.0**-24 * torch.sqrt(54 * runs))
 
 
-def matches(asked: str, same: int, pairs: int, law: Law, alpha: float, *, slot: int = 0) -> Evidence:
-    """How often two independent draws of one slot are equal: sum of p^2, exactly binomial.
+def matches(pairs: list[tuple[str, int, int]], law: Law, alpha: float) -> Evidence:
+    """How often two independent draws are equal: sum of p^2, exactly binomial.
 
-    same: equal pairs among `pairs` disjoint pairs. The bounds widen with the law's rounding error.
+    pairs: (which pairs, how many are equal, how many there are); within one entry no draw is in two pairs.
+    law: of one slot that has no token in the band, and which all draws share. The bounds widen with the
+    law's rounding error.
     """
-    probability = float((law.probs[slot] ** 2).sum())
-    slack = math.expm1(2 * float(law.log_error[slot])) + 4 * sum_error(law.probs.shape[1])
+    probability = float((law.probs[0] ** 2).sum())
+    slack = math.expm1(2 * float(law.log_error[0])) + 4 * sum_error(law.probs.shape[1])
+    names, same, numbers = (list(column) for column in zip(*pairs, strict=True))
+    low, high = max(0.0, probability * (1 - slack)), min(1.0, probability * (1 + slack))
     cells = Cells(
-        ["equal pairs"],
-        np.array([same]),
-        np.array([pairs]),
-        np.array([max(0.0, probability * (1 - slack))]),
-        np.array([min(1.0, probability * (1 + slack))]),
+        [f"equal tokens, {name}" for name in names],
+        np.array(same),
+        np.array(numbers),
+        np.full(len(pairs), low),
+        np.full(len(pairs), high),
     )
-    return binomial(asked, cells, alpha)
+    return binomial("draws that should be independent are equal as often as chance has it", cells, alpha)

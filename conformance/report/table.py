@@ -18,9 +18,7 @@ def show(report: Report, console: Console) -> None:
         if result.status == "fail":
             _show_failure(result, console)
     console.print(_table(report))
-    console.print(
-        "sees: the smallest shift of one cell's probability that would have been found, all but once in a million."
-    )
+    console.print("sees: a shift of this much in whichever cell is found, all but once in a million runs.")
     counts = report.counts
     console.print(
         f"checks: {counts['required']} required, {counts['run']} run, {counts['skip']} skipped, "
@@ -63,7 +61,7 @@ def _table(report: Report) -> Table:
             f"[{colour}]{'n/a' if verdict == 'not applicable' else verdict}[/]",
             f"{max(draws):,}" if draws else "exact" if evidence else "",
             f"{min(p_values):.2g}" if p_values else "",
-            f"{min(shifts):.2g}" if shifts else "",
+            f"{max(shifts):.2g}" if any(shifts) else "",
             f"{sum(result.seconds for result in results):.1f}",
         )
     return table

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ class PlainSampling(Sampling):
     def __init__(self, vocab_size: int, rng: torch.Generator, fault: str = "") -> None:
         super().__init__(vocab_size, rng)
         self.fault = fault
+        self._buffer = torch.empty(2**17, dtype=torch.int64)
+        self._seen: dict[int, Any] = {}
+        self._calls = 0
 
     def sample_kernel(self, logits: Tensor, n: int, context: Any, **call: Any) -> Tensor:
         fault = self.fault
@@ -26,6 +31,14 @@ class PlainSampling(Sampling):
             torch.rand(1, generator=self.rng)
         if fault == "mutates-logits":
             logits.mul_(1.5)
+        if fault == "masks-in-place":
+            logits.float().masked_fill_(logits == logits.amax(1, keepdim=True), 0.0)
+        if fault == "caches-the-context":
+            view = self._seen.setdefault(id(context), copy.deepcopy(context.gpu_view))
+            context = SimpleNamespace(gpu_view=view)
+        if fault == "" and n <= len(self._buffer) and call.get("output") is None:
+            # Not a fault: the result is the sampler's own buffer, used again at the next call.
+            return super().sample_kernel(logits, n, context, **call | {"output": self._buffer[:n]})
         if fault not in {"int32-result", "short-write", "writes-beyond", "returns-copy"}:
             return super().sample_kernel(logits, n, context, **call)
         output: Tensor | None = call.get("output")
@@ -55,6 +68,9 @@ class PlainSampling(Sampling):
         if fault == "row-off-by-one":
             rows = (rows + 1) % slots.logits.shape[0]
         probs = self._probs(slots, rows, requests)
+        if fault == "one-slot-is-greedy" and slots.n == 1:
+            output.copy_(probs.nan_to_num(0.0).argmax(1))
+            return
         output.copy_(self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all())))
 
     def _log_probs(self, slots: Slots, output: Tensor) -> None:
@@ -70,9 +86,15 @@ class PlainSampling(Sampling):
         width = slots.logits.shape[1] if fault == "draws-padding" else self.vocab_size
         z = slots.logits[rows][:, :width].double()
         t, k, p = (x[requests].double()[:, None] for x in (slots.temperature, slots.top_k, slots.top_p))
+        if fault == "tiny-temperature-is-greedy":
+            t = torch.where(t < 1e-5, 0.0, t)
+        if fault == "bare-call-ignores-top-p" and slots.rows is None and slots.requests is None and not k.any():
+            p = torch.zeros_like(p)
         if log_probs and fault == "log-probs-without-temperature":
             t = torch.ones_like(t)
         invalid = ~(z.amax(1).isfinite())
+        if fault == "padding-makes-invalid":
+            invalid |= slots.logits[rows].isnan().any(1)
         if fault == "nan-spreads" and bool(invalid.any()):
             z = torch.zeros_like(z)
         z = torch.where(invalid[:, None], 0.0, z)
@@ -88,6 +110,8 @@ class PlainSampling(Sampling):
         if fault == "temperature-twice":
             w = w / scale
         mass = torch.softmax(w, 1)
+        if fault == "drops-tail":
+            mass = torch.where(mass < 1e-6 * mass.amax(1, keepdim=True), 0.0, mass)
         if fault == "bf16-softmax":
             mass = torch.softmax(w.bfloat16(), 1).double()
         order = torch.sort(mass, dim=1, descending=True, stable=True)
@@ -130,6 +154,16 @@ class PlainSampling(Sampling):
         u = torch.rand(len(probs), generator=generator, dtype=torch.float64)
         if fault == "repeats-numbers" or (fault == "greedy-step-does-not-advance" and all_greedy):
             self.rng.set_state(state)
+        if fault == "advances-half":
+            self.rng.set_state(state)
+            torch.rand(len(u) // 2, generator=self.rng, dtype=torch.float64)
+        self._calls += 1
+        if fault == "every-other-call-repeats" and self._calls % 2 == 0:
+            self.rng.set_state(self._seen.get(0, state))
+            u = torch.rand(len(u), generator=self.rng, dtype=torch.float64)
+        self._seen[0] = state
+        if fault == "rows-64-apart-share":
+            u = u[torch.arange(len(u)) // 128 * 128 + torch.arange(len(u)) % 64]
         if fault == "one-number-for-all-rows":
             u = u[:1].expand_as(u).clone()
         if fault == "rows-share-in-pairs":
@@ -182,6 +216,16 @@ FAULTS = {
     "default-generator": "randomness/default-generators",
     "greedy-step-does-not-advance": "randomness/advance",
     "errors-late": "errors/refused",
+    "advances-half": "randomness/steps",
+    "every-other-call-repeats": "randomness/steps",
+    "rows-64-apart-share": "randomness/rows",
+    "one-slot-is-greedy": "isolation/batchmates",
+    "bare-call-ignores-top-p": "calls/bare",
+    "masks-in-place": "isolation/inputs",
+    "caches-the-context": "calls/engine-context",
+    "tiny-temperature-is-greedy": "temperature/tiny",
+    "padding-makes-invalid": "vocabulary/padding",
+    "drops-tail": "draw/tail",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,36 @@ def test_claimed_options_change_the_law_that_is_asked_for() -> None:
     assert check(ReferenceSampling, claims=claims, only=["top-k/ties"]).counts["fail"] > 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        LawOptions(top_k_ties="lowest-index"),
+        LawOptions(top_k_ties="any", top_p_ties="any"),
+        LawOptions(top_p_ties="lowest-index", filter_order="joint"),
+        LawOptions(greedy_ties="any", top_p_off=frozenset({1.0})),
+    ],
+    ids=["k-lowest", "any", "p-lowest-joint", "greedy-any-p0"],
+)
+def test_the_reference_with_options_passes_by_its_own_claims(options: LawOptions) -> None:
+    report = check(partial(ReferenceSampling, options=options), claims=Claims(options=options))
+    assert [result.id for result in report.results if result.status == "fail"] == []
+
+
+@pytest.mark.parametrize(
+    "options", [LawOptions(log_probs="raw"), LawOptions(parameters_by="row"), LawOptions(uniform_bits=24)], ids=str
+)
+def test_options_that_cannot_be_judged_yet_are_refused(options: LawOptions) -> None:
+    with pytest.raises(ValueError, match=r"claims\.options\.\w+ must be"):
+        check(ReferenceSampling, claims=Claims(options=options))
+
+
+def test_a_factory_that_makes_no_sampler_is_named() -> None:
+    with pytest.raises(ValueError, match="make_sampler must make a sampler"):
+        check(plain_multinomial)
+    with pytest.raises(ValueError, match="from_function"):
+        check(lambda _vocab_size, _rng: plain_multinomial)
+
+
 def test_a_plain_function_is_judged_without_log_probs() -> None:
     make_sampler = from_function(plain_multinomial)
     report = check(make_sampler, only=["temperature/scale", "greedy/temperature-zero/T0-none", "log-probs/law"])
@@ -125,9 +156,10 @@ def test_a_plain_function_serves_the_contract() -> None:
     [
         ({"tier": "huge"}, "tier"),
         ({"device": "meta"}, "device"),
+        ({"device": "gpu"}, "device"),
         ({"only": ["no/such"]}, "only"),
     ],
-    ids=["tier", "device", "only"],
+    ids=["tier", "device-kind", "device-name", "only"],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named} must"):
@@ -154,6 +186,8 @@ def test_command_line_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert word in output
     assert main(["run", "--sampler", "no.such:thing"]) == 2
     assert main(["run", "--sampler", "reference:ReferenceSampling", "--only", "nonsense"]) == 2
+    assert main(["run", "--sampler", "reference:ReferenceSampling", "--only", "graphs"]) == 2  # nothing applies here
+    assert main(["run", "--sampler", broken, "--report", str(tmp_path / "none" / "report.json"), *only]) == 2
     assert main(["explain", "nonsense"]) == 2
     with pytest.raises(SystemExit, match="2"):
         main(["run"])

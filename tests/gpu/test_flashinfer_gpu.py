@@ -70,7 +70,7 @@ def test_rows_beyond_32_bit_offsets_in_one_call() -> None:
     for shift in (1, 2**28 // width, 2**32 // width):
         blocks = ids[: n // (2 * shift) * 2 * shift].view(-1, 2, shift)
         same = int((blocks[:, 0] == blocks[:, 1]).sum())
-        evidence = matches("equal tokens", same, blocks[:, 0].numel(), truth, 1e-9)
+        evidence = matches([(f"rows i and i + {shift}", same, blocks[:, 0].numel())], truth, 1e-9)
         assert evidence.passed, (shift, evidence)
     # Flat rows: 70,000 draws of 128,256 tokens give 53,946 +- 88 different ones (mean and standard deviation of
     # V * (1 - (1 - 1/V)^n)); reused numbers give fewer.
