@@ -14,8 +14,8 @@ class Evidence:
 
     asked, observed, allowed: in words and numbers.
     draws, p_value, alpha: of a statistical judgement; it fails where p_value < alpha.
-    detectable: the smallest change it would have seen with probability 1 - 1e-6. For a statistical
-        judgement a shift of one cell's probability; for an exact one None.
+    detectable: of a statistical judgement, the smallest shift of a cell's probability that it finds with
+        probability 1 - 1e-6 in whichever cell it occurs.
     """
 
     passed: bool

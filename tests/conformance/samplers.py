@@ -114,6 +114,10 @@ class PlainSampling(Sampling):
             mass = torch.where(mass < 1e-6 * mass.amax(1, keepdim=True), 0.0, mass)
         if fault == "bf16-softmax":
             mass = torch.softmax(w.bfloat16(), 1).double()
+        greedy_rows = torch.nn.functional.one_hot(z.argmax(1), width).double()
+        if not (k > 0).any() and not ((p > 0) & (p < 1)).any() and fault not in {"k-plus-one", "p-one-cuts-tail"}:
+            mass = torch.where(greedy, greedy_rows, mass / mass.sum(1, keepdim=True))
+            return torch.where(invalid[:, None], math.nan, mass)
         order = torch.sort(mass, dim=1, descending=True, stable=True)
         sorted_mass = order.values
         k = torch.where((k <= 0) | (k > width), width, k)
@@ -143,8 +147,7 @@ class PlainSampling(Sampling):
         mass = torch.zeros_like(mass).scatter(1, order.indices, torch.where(keep, sorted_mass, 0.0))
         if fault == "temperature-last":
             mass = torch.where(mass > 0, torch.softmax(z / scale, 1), 0.0)
-        first = torch.nn.functional.one_hot(z.argmax(1), width).double()
-        mass = torch.where(greedy, first, mass / mass.sum(1, keepdim=True))
+        mass = torch.where(greedy, greedy_rows, mass / mass.sum(1, keepdim=True))
         return torch.where(invalid[:, None], math.nan, mass)
 
     def _draw(self, probs: Tensor, *, all_greedy: bool) -> Tensor:
@@ -225,7 +228,7 @@ FAULTS = {
     "caches-the-context": "calls/engine-context",
     "tiny-temperature-is-greedy": "temperature/tiny",
     "padding-makes-invalid": "vocabulary/padding",
-    "drops-tail": "draw/tail",
+    "drops-tail": "draw/tail/gap16",
 }
 
 

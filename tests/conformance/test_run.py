@@ -107,7 +107,9 @@ def test_claimed_options_change_the_law_that_is_asked_for() -> None:
     ids=["k-lowest", "any", "p-lowest-joint", "greedy-any-p0"],
 )
 def test_the_reference_with_options_passes_by_its_own_claims(options: LawOptions) -> None:
-    report = check(partial(ReferenceSampling, options=options), claims=Claims(options=options))
+    # All but the large vocabularies, which no option changes.
+    groups = ["randomness", "top-", "greedy", "calls", "isolation", "invalid", "log-probs/small", "log-probs/token"]
+    report = check(partial(ReferenceSampling, options=options), claims=Claims(options=options), only=groups)
     assert [result.id for result in report.results if result.status == "fail"] == []
 
 
