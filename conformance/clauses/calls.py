@@ -146,7 +146,7 @@ def _engine(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     logits, keywords = subject.arguments(case, 64, Manner(index_padding=5))
     own = context.clone()
     ids = []
-    for _ in range(max(2, case.draws // (64 * case.slots))):
+    for _ in range(min(32, max(2, case.draws // (64 * case.slots)))):
         for parameters in (other, own):
             context.overwrite(parameters)
             flags = filter_flags(context, case.vocab_size)

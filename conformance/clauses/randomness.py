@@ -113,7 +113,7 @@ def _rows(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 )
 def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     routes = [case.but(top_k=(top_k,), top_p=(top_p,)) for top_k, top_p in FILTERS.values()]
-    width, rounds = 256, max(4, min(64, case.draws // 4096))
+    width, rounds = 256, max(4, min(16, case.draws // 4096))
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     pairs = [(one, other) for one in range(4) for other in range(4)]
     seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {pair: [] for pair in pairs}
