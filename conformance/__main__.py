@@ -1,9 +1,10 @@
-"""The command line: ``python -m conformance run | list | explain``."""
+"""The command line: ``python -m conformance run | list | explain | power``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from conformance import power
 from conformance.claims import Claims
 from conformance.clauses import CLAUSES, TIERS
 from conformance.report.table import show
@@ -65,6 +67,7 @@ def _run(options: argparse.Namespace) -> int:
             name=options.sampler,
             only=options.only,
             seed=options.seed,
+            draws=options.draws,
             progress=lambda number, total, what: bar.update(task, completed=number, total=total, description=what),
         )
     show(report, console)
@@ -110,6 +113,15 @@ def _explain(options: argparse.Namespace) -> int:
     return CONFORMANT
 
 
+def _power(options: argparse.Namespace) -> int:
+    tier = TIERS[options.tier]
+    if options.json:
+        print(json.dumps(power.to_json(tier), indent=1))  # noqa: T201  # for other programs
+    else:
+        power.show(tier, Console())
+    return CONFORMANT
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="conformance", description="Judge a token sampler against the law.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -118,6 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--sampler", required=True, metavar="MODULE:FACTORY", help="factory(vocab_size, rng) -> Sampling")
     run.add_argument("--claims", metavar="MODULE:OBJECT", help="a conformance.Claims; else the factory's own")
     run.add_argument("--tier", choices=sorted(TIERS), default="quick")
+    run.add_argument("--draws", type=lambda text: int(float(text)), metavar="N",
+                     help="with --tier deep: draws of the two cases that get most, 1e8 by default")  # fmt: skip
     run.add_argument("--device", default="cpu", help="cpu or cuda")
     run.add_argument("--report", type=Path, metavar="FILE.json", help="write a JSON report")
     run.add_argument("--only", action="append", default=[], metavar="CLAUSE", help="a clause or check id; repeatable")
@@ -128,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--cases", action="store_true", help="with the ids of their checks")
     listing.add_argument("--tier", choices=sorted(TIERS), default="quick")
     listing.set_defaults(command=_list)
+
+    powers = commands.add_parser("power", help="show what each kind of test sees, and the draws that an error needs")
+    powers.add_argument("--tier", choices=sorted(TIERS), default="full")
+    powers.add_argument("--json", action="store_true")
+    powers.set_defaults(command=_power)
 
     explain = commands.add_parser("explain", help="show a clause with its cases")
     explain.add_argument("clause", metavar="CLAUSE")

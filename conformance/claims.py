@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from conformance.streams import STREAMS, Stream
 from reference import LawOptions
+
+LEAST_DRAWS = 2**17
+"""What tier "quick" gives a case with a small vocabulary: fewer would show too little to be called a verdict."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +21,17 @@ class Claims:
     cuda_graph: `make_sampler(vocab_size, rng, enable_cuda_graph=True)` gives a sampler whose calls may
         be captured in a CUDA graph, and each replay draws what an eager call would have drawn.
     options: on which defensible points it differs from the law.
+    stream: its documented stream: which random numbers decide which draw, and how. A factory's `claims` may
+        name one of `conformance.streams.STREAMS`; another sampler passes an object of its own.
+    most_draws: no case gets more draws than this: for samplers that are slow by design. The report shows the draws.
     """
 
     log_probs: bool = True
     sync_free: bool = True
     cuda_graph: bool = False
     options: LawOptions = LawOptions()
+    stream: Stream | None = None
+    most_draws: int | None = None
 
     def check(self) -> None:
         """Raise a ValueError for options that the law knows and this suite cannot judge yet."""
@@ -31,6 +40,8 @@ class Claims:
             claimed, allowed = getattr(self.options, name), getattr(default, name)
             if claimed != allowed:
                 raise ValueError(f"claims.options.{name} must be {allowed!r} in this version, got {claimed!r}")
+        if self.most_draws is not None and self.most_draws < LEAST_DRAWS:
+            raise ValueError(f"claims.most_draws must be at least {LEAST_DRAWS}, got {self.most_draws}")
 
     @staticmethod
     def of(make_sampler: Any) -> Claims:
@@ -39,4 +50,8 @@ class Claims:
         known = {field.name for field in fields(Claims)}
         if unknown := sorted(set(stated) - known):
             raise ValueError(f"claims must be among {sorted(known)}, got {unknown}")
+        if isinstance(name := stated.get("stream"), str):
+            if name not in STREAMS:
+                raise ValueError(f"claims.stream must be a Stream or one of {sorted(STREAMS)}, got {name!r}")
+            stated["stream"] = STREAMS[name]
         return Claims(**stated)

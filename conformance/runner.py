@@ -13,7 +13,7 @@ import torch
 
 from conformance.cases import Case
 from conformance.claims import Claims
-from conformance.clauses import TIERS, Clause, plan
+from conformance.clauses import Clause, plan, tier_of
 from conformance.evidence.budget import ALPHA_FIXED_SEEDS, ALPHA_FRESH_SEEDS, Budget
 from conformance.report import Report, Result
 from conformance.subject import SPEC_VERSION, Subject
@@ -31,25 +31,26 @@ def check(
     name: str | None = None,
     only: str | Iterable[str] = (),
     seed: int | None = None,
+    draws: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Judge a sampler by the law.
 
     make_sampler: `make_sampler(vocab_size, rng)` returns a `reference.Sampling` or its like.
     claims: what it claims of itself; None takes what `make_sampler.claims` states.
-    tier: "quick" (a CPU, a minute) or "full" (a GPU).
+    tier: "quick" (a CPU, a minute), "full" (a GPU, a minute) or "deep" (the same with more draws).
     name: `module:attribute`, shown in reproducers; found out where possible.
     only: ids of clauses, or beginnings of check ids, one or several; nothing means all.
     seed: None derives all seeds from the suite's own names, so that a run depends on code and device
         alone. A number gives a fresh run, with a smaller false-alarm budget.
+    draws: of the two cases that get most, in tier "deep"; 10^8 if it is not given.
     progress: called before each check.
 
     Interrupting it (KeyboardInterrupt) keeps what was done: the report says that it is incomplete.
     Raises ValueError for an unknown tier, device or clause, for options that cannot be judged yet, and for a factory
     that makes no sampler.
     """
-    if tier not in TIERS:
-        raise ValueError(f"tier must be one of {sorted(TIERS)}, got {tier!r}")
+    chosen_tier = tier_of(tier, draws)
     try:
         device = torch.device(device)
     except RuntimeError as error:
@@ -64,10 +65,11 @@ def check(
     subject = Subject(make_sampler, claims, device, name, tier, seed)
     _check_factory(subject)
 
-    checks = list(plan(TIERS[tier]))
+    checks = list(plan(chosen_tier, claims.most_draws))
     applicable = [(c, case) for c, case in checks if c.not_applicable(subject) is None]
     budget = Budget(
-        ALPHA_FIXED_SEEDS if seed is None else ALPHA_FRESH_SEEDS, sum(clause.statistical for clause, _ in applicable)
+        ALPHA_FIXED_SEEDS if seed is None else ALPHA_FRESH_SEEDS,
+        frozenset(check_id(clause, case) for clause, case in applicable if clause.statistical),
     )
     chosen = select(checks, [only] if isinstance(only, str) else only)
     report = Report(
@@ -79,7 +81,7 @@ def check(
         for number, (clause, case) in enumerate(chosen):
             if progress:
                 progress(number, len(chosen), check_id(clause, case))
-            report.results.append(_run(subject, clause, case, budget.share))
+            report.results.append(_run(subject, clause, case, budget))
     except KeyboardInterrupt:
         report.interrupted = True
     report.not_run = [check_id(*each) for each in chosen[len(report.results) :]]
@@ -127,7 +129,7 @@ def environment(device: torch.device) -> dict[str, str]:
     return found
 
 
-def _run(subject: Subject, clause: Clause, case: Case, alpha: float) -> Result:
+def _run(subject: Subject, clause: Clause, case: Case, budget: Budget) -> Result:
     started = time.perf_counter()
     subject = replace(subject, scope=clause.id)
     why_not = clause.not_applicable(subject)
@@ -135,9 +137,10 @@ def _run(subject: Subject, clause: Clause, case: Case, alpha: float) -> Result:
     error = ""
     if why_not is None:
         try:
-            evidence = list(clause.check(subject, case, alpha))
+            evidence = list(clause.check(subject, case, budget.share(check_id(clause, case))))
         except Exception:  # noqa: BLE001  # a crash of the sampler under test is a failed check, not a failed run
             error = traceback.format_exc(limit=-6)
+    budget.settle(check_id(clause, case), evidence)
     passed = not error and all(each.passed for each in evidence)
     status = "not applicable" if why_not is not None else "pass" if passed else "fail"
     if status == "pass" and not evidence:

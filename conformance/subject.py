@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from conformance.cases import DTYPES, Case
 from conformance.claims import Claims
+from conformance.evidence.budget import looks
 from reference import FilterFlags, LawOptions, filter_flags
 
-SPEC_VERSION = "2027.1"
+SPEC_VERSION = "2027.2"
 
-_LAUNCH_ELEMENTS = {"cpu": 2**22, "cuda": 2**29}
-"""n * V of one call: on a CPU 16 MB of float32, on a GPU 2 GiB. Within 2^32 / V rows."""
+_LAUNCH_ELEMENTS = {"cpu": 2**22, "cuda": 2**30}
+"""n * V of one call: on a CPU 16 MB of float32, on a GPU 4 GiB. Within 2^32 / V rows."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,21 @@ class Subject:
 
         Returns int64 [slots, draws / slots].
         """
-        per_call, calls = self.launches(case, draws)
+        return next(self.drawing(case, [draws], manner, seed=seed))
+
+    def drawing(
+        self, case: Case, stops: Iterable[int], manner: Manner = PLAIN, *, seed: int | None = None
+    ) -> Iterator[Tensor]:
+        """All draws so far, int64 [slots, draws / slots], after at least each number of them; of one sampler."""
         sampler = self.sampler(case.vocab_size, self.seed_of(case.id, manner.name) if seed is None else seed)
-        ids = [self.call(sampler, case, per_call, manner).view(per_call, case.slots) for _ in range(calls)]
-        return torch.cat(ids).T.contiguous()
+        ids: list[Tensor] = []
+        done = 0
+        for stop in stops:
+            per_call, calls = self.launches(case, stop - done)
+            ids += [self.call(sampler, case, per_call, manner).view(per_call, case.slots) for _ in range(calls)]
+            done += per_call * calls * case.slots
+            ids = [torch.cat(ids)]
+            yield ids[0].T.contiguous()
 
     def launches(self, case: Case, draws: int) -> tuple[int, int]:
         """Repeats of the pattern in one call, and number of calls."""
@@ -168,7 +180,8 @@ class Subject:
         rows, requests = case.pattern_code()
         if kind == "log-probs":
             return "\n".join([*lines, f"print(sampler.log_probs_kernel(logits[{rows}], context))"])
-        repeats, _ = self.launches(case, case.draws)
+        first, _ = next(looks(case.draws, 1.0))
+        repeats, _ = self.launches(case, first)
         n = case.slots * repeats
         rows, requests = (f"{index}.int().repeat({repeats}).to({device!r})" for index in (rows, requests))
         flags = ", ".join(f"{name}={flag}" for name, flag in self.flags(case).items())

@@ -32,7 +32,7 @@ class FlashInferSampling(Sampling):
     See `optimized.routes` for which kernels serve which batch.
     """
 
-    claims: ClassVar[dict[str, Any]] = {"cuda_graph": True}
+    claims: ClassVar[dict[str, Any]] = {"cuda_graph": True, "stream": "flashinfer"}
 
     def __init__(
         self,

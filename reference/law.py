@@ -110,11 +110,14 @@ def law(
     *,
     vocab_size: int | None = None,
     options: LawOptions | None = None,
+    bands: bool = True,
 ) -> Law:
     """The law for each row of `logits`.
 
     logits: float32, float16 or bfloat16 [n, W]; columns from `vocab_size` on are padding.
     temperature, top_k, top_p: [n], one entry a row, as stored (float32, int, float32).
+    bands: False for those who draw from it: no error is allowed for, so that `must_keep` and `may_keep` are
+        the tokens with mass, which takes half the time.
 
     Works through the rows in chunks; beyond the result (10 bytes a logit) it needs about 0.5 GB.
     Raises ValueError where the parameters have not one entry a row.
@@ -133,7 +136,7 @@ def law(
     may = torch.empty_like(must)
     log_error = torch.empty(n, dtype=torch.float64, device=device)
     valid = torch.empty(n, dtype=torch.bool, device=device)
-    bands = [torch.empty(0, 2, dtype=torch.int64, device=device)]
+    band_tokens = [torch.empty(0, 2, dtype=torch.int64, device=device)]
     band_masses = [torch.empty(0, dtype=torch.float64, device=device)]
     for start in range(0, n, rows_per_chunk):
         rows = slice(start, start + rows_per_chunk)
@@ -144,13 +147,15 @@ def law(
             top_p[rows].to(torch.float64),
             vocab_size if vocab_size is not None else width,
             options,
+            bands=bands,
         )
         log_mass[rows], total[rows] = part.log_mass, part.total
         must[rows], may[rows] = part.must_keep, part.may_keep
         log_error[rows], valid[rows] = part.log_error, part.valid
-        bands.append(part.band + torch.tensor([start, 0], device=device))
+        part.band[:, 0] += start
+        band_tokens.append(part.band)
         band_masses.append(part.band_mass)
-    return Law(log_mass, total, must, may, torch.cat(bands), torch.cat(band_masses), log_error, valid)
+    return Law(log_mass, total, must, may, torch.cat(band_tokens), torch.cat(band_masses), log_error, valid)
 
 
 def is_greedy(temperature: Tensor, top_k: Tensor, options: LawOptions) -> Tensor:
@@ -159,8 +164,11 @@ def is_greedy(temperature: Tensor, top_k: Tensor, options: LawOptions) -> Tensor
 
 
 def _is_one_of(values: Tensor, members: frozenset[int] | frozenset[float]) -> Tensor:
-    # Compared as float32: the parameters are stored so, and 0, 1, -1 are exact.
-    return torch.isin(values, torch.tensor(sorted(members), dtype=values.dtype, device=values.device))
+    # Compared in the parameters' own dtype; 0, 1, -1 are exact in it.
+    found = torch.zeros_like(values, dtype=torch.bool)
+    for member in members:
+        found |= values == member
+    return found
 
 
 def _log_error(w: Tensor, w_max: Tensor) -> Tensor:
@@ -196,7 +204,14 @@ def sum_error(width: int) -> float:
 
 
 def _law_of_chunk(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, vocab_size: int, options: LawOptions
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    vocab_size: int,
+    options: LawOptions,
+    *,
+    bands: bool,
 ) -> Law:
     width = logits.shape[1]
     column = torch.arange(width, device=logits.device)
@@ -207,45 +222,49 @@ def _law_of_chunk(
 
     # Everything from here on is in descending order; `order` leads back. Stable: ties by index.
     z, order = torch.sort(z, dim=1, descending=True, stable=True)
-    finite = z > -math.inf
-    w = z.to(torch.float64) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
-    error = _log_error(w, w[:, :1])
-    mass = torch.exp(w - w[:, :1])
-    ties = _Ties.of(z)
-
-    keep_k, must_k, may_k = _top_k(w, error, finite, ties, top_k[:, None], vocab_size, options)
-    survivors = finite if options.filter_order == "joint" else keep_k
-    keep = keep_k & _top_p(mass, survivors, ties, top_p[:, None], options)
-    least, greatest = _mass_bounds(w, error)
-    must, may = _top_p_band(w, error, least, greatest, finite, must_k, may_k, ties, top_p[:, None], options)
-    must &= least >= _SMALLEST_NORMAL * mass.sum(1, keepdim=True)
-
-    greedy = is_greedy(temperature, top_k, options)[:, None]
-    first = column == 0
-    tied = (ties.start == 0) & finite
-    keep = torch.where(greedy, first, keep)
-    may = torch.where(greedy, tied if options.greedy_ties == "any" else first, may | keep)
-    must = torch.where(greedy, first & (may.sum(1, keepdim=True) == 1), must & keep)
-
-    total = (mass * keep).sum(1)
-    log_mass = torch.where(keep, w - w[:, :1], -math.inf)
-    band = may & ~must
-    band_row, band_position = band.nonzero(as_tuple=True)
-    band_token = order[band_row, band_position]
-    band_mass = mass[band_row, band_position] / total[band_row]
-    carries_mass = mass >= 2.0**-40 * mass.sum(1, keepdim=True)
 
     def unsort(values: Tensor) -> Tensor:
         return torch.empty_like(values).scatter_(1, order, values)
 
-    valid_rows = valid[:, None]
+    finite = z > -math.inf
+    w = z.to(torch.float64) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+    mass = torch.exp(w - w[:, :1])
+    ties = _Ties.of(z)
+    top_k_off = (_is_one_of(top_k, options.top_k_off) | (top_k >= vocab_size))[:, None]
+    k, p = top_k.clamp(min=1)[:, None], top_p[:, None]  # a k below 1 that is not "off" keeps what k = 1 keeps
+    keep_k = ((ties.before(options.top_k_ties) < k) | top_k_off) & finite
+    keep = keep_k & _top_p(mass, finite if options.filter_order == "joint" else keep_k, ties, p, options)
+    greedy = is_greedy(temperature, top_k, options)[:, None]
+    first = column == 0
+    keep = torch.where(greedy, first, keep)
+    total = (mass * keep).sum(1)
+    log_mass = torch.where(valid[:, None], unsort(torch.where(keep, w - w[:, :1], -math.inf)), math.nan)
+    if not bands:
+        kept = log_mass > -math.inf
+        no_band = torch.empty(0, 2, dtype=torch.int64, device=logits.device)
+        return Law(log_mass, total, kept, kept, no_band, total[:0], torch.zeros_like(total), valid)
+
+    error = _log_error(w, w[:, :1])
+    must_k, may_k = _top_k_band(w, error, ties, k, options)
+    must_k, may_k = (must_k | top_k_off) & finite, (may_k | top_k_off) & finite
+    least, greatest = _mass_bounds(w, error)
+    must, may = _top_p_band(w, error, least, greatest, finite, must_k, may_k, ties, p, options)
+    must &= least >= _SMALLEST_NORMAL * mass.sum(1, keepdim=True)
+    tied = (ties.start == 0) & finite
+    may = torch.where(greedy, tied if options.greedy_ties == "any" else first, may | keep)
+    must = torch.where(greedy, first & (may.sum(1, keepdim=True) == 1), must & keep)
+
+    band_row, band_position = (may & ~must).nonzero(as_tuple=True)
+    band = torch.stack([band_row, order[band_row, band_position]], 1)
+    band_mass = mass[band_row, band_position] / total[band_row]
+    carries_mass = mass >= 2.0**-40 * mass.sum(1, keepdim=True)
     in_band = valid[band_row]
     return Law(
-        log_mass=torch.where(valid_rows, unsort(log_mass), math.nan),
-        total=total,
-        must_keep=unsort(must) & valid_rows,
-        may_keep=torch.where(valid_rows, unsort(may), column < vocab_size),
-        band=torch.stack([band_row, band_token], 1)[in_band],
+        log_mass,
+        total,
+        must_keep=unsort(must) & valid[:, None],
+        may_keep=torch.where(valid[:, None], unsort(may), column < vocab_size),
+        band=band[in_band],
         band_mass=band_mass[in_band],
         log_error=(error * carries_mass).amax(1).clamp(max=_MAX_EXPONENT),
         valid=valid,
@@ -294,17 +313,12 @@ def _at(sorted_w: Tensor, index: Tensor) -> Tensor:
     return torch.where(index < 0, math.inf, torch.where(index >= width, -math.inf, value))
 
 
-def _top_k(
-    w: Tensor, error: Tensor, finite: Tensor, ties: _Ties, k: Tensor, vocab_size: int, options: LawOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Exact, must and may sets of top-k. Fewer than m tokens exceed x iff the m-th is at most x."""
+def _top_k_band(w: Tensor, error: Tensor, ties: _Ties, k: Tensor, options: LawOptions) -> tuple[Tensor, Tensor]:
+    """Must and may sets of top-k. Fewer than m tokens exceed x iff the m-th is at most x."""
     rule = options.top_k_ties
-    off = _is_one_of(k, options.top_k_off) | (k >= vocab_size)
-    k = k.clamp(min=1)  # a k below 1 that is not "off" keeps what k = 1 keeps
-    exact = ties.before(rule) < k
     may = _at(w, k - 1 - ties.surely_before(rule)) <= w + 2 * error
     must = _at(w, k - 1 + ties.never_before(rule)) <= w - 2 * error
-    return (exact | off) & finite, (must | off) & finite, (may | off) & finite
+    return must, may
 
 
 def _top_p(mass: Tensor, survivors: Tensor, ties: _Ties, p: Tensor, options: LawOptions) -> Tensor:

@@ -28,7 +28,7 @@ class ReferenceSampling(Sampling):
     whose running sum exceeds u. A token of probability 0 is never drawn, also at u = 0.
     """
 
-    claims: ClassVar[dict[str, Any]] = {"sync_free": False}
+    claims: ClassVar[dict[str, Any]] = {"sync_free": False, "stream": "reference", "most_draws": 2**20}
 
     def __init__(self, vocab_size: int, rng: torch.Generator, options: LawOptions | None = None) -> None:
         super().__init__(vocab_size, rng)
@@ -75,10 +75,11 @@ class ReferenceSampling(Sampling):
         requests = slot if slots.requests is None else slots.requests
         if self._by_row(slots):
             requests = rows
-        pairs, of_slot = torch.unique(torch.stack([rows, requests], 1), dim=0, return_inverse=True)
+        # One number a pair: both lie below 2^31.
+        pairs, of_slot = torch.unique(rows.to(torch.int64) << 31 | requests, return_inverse=True)
         per_chunk = max(1, _ELEMENTS_PER_CHUNK // slots.logits.shape[1])
         for start in range(0, len(pairs), per_chunk):
-            row, request = pairs[start : start + per_chunk].unbind(1)
+            row, request = pairs[start : start + per_chunk] >> 31, pairs[start : start + per_chunk] & (2**31 - 1)
             chunk = law(
                 slots.logits[row],
                 slots.temperature[request],
@@ -86,6 +87,7 @@ class ReferenceSampling(Sampling):
                 slots.top_p[request],
                 vocab_size=self.vocab_size,
                 options=options,
+                bands=False,
             )
             in_chunk = ((of_slot >= start) & (of_slot < start + per_chunk)).nonzero()[:, 0]
             yield in_chunk, of_slot[in_chunk] - start, chunk

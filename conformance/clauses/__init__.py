@@ -7,8 +7,10 @@ Importing this package registers them all; `CLAUSES` is the specification.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 from conformance.cases import Case
 from conformance.evidence import Evidence
@@ -23,7 +25,12 @@ class Tier:
     """How much a run does.
 
     draws: of a case with a small vocabulary. large_draws: of one with `large_vocab` tokens.
-    tail_draws: of one about the tail of such a vocabulary. huge_draws: of the one case that gets most.
+    tail_draws: of one about the tail of such a vocabulary, at the `tail_gaps` in nats.
+    most_draws, most_large_draws: of the two cases that get most, one of either size.
+    coupled_draws: of a case whose draws are compared with their random numbers one by one. edges: of one in which
+        they lie beside so many edges.
+    rows: of a batch in which each row has logits and parameters of its own.
+    wide_launch: try one call of more than 2^32 logits.
     """
 
     name: str
@@ -31,14 +38,64 @@ class Tier:
     large_vocab: int
     large_draws: int
     tail_draws: int
-    huge_draws: int
+    tail_gaps: tuple[int, ...]
+    most_draws: int
+    most_large_draws: int
+    coupled_draws: int
+    edges: int
     rows: int
+    wide_launch: bool
 
+
+_FULL = Tier(
+    "full",
+    draws=2**20,
+    large_vocab=128_256,
+    large_draws=2**20,
+    tail_draws=2**21,
+    tail_gaps=(8, 12, 14, 16, 18, 20),
+    most_draws=10**7,
+    most_large_draws=10**7,
+    coupled_draws=10**5,
+    edges=2**8,
+    rows=2048,
+    wide_launch=True,
+)
 
 TIERS = {
-    "quick": Tier("quick", 2**17, 4096, 2**13, 2**16, 2**20, 256),
-    "full": Tier("full", 2**20, 128_256, 2**20, 2**22, 10**7, 2048),
+    "quick": Tier(
+        "quick",
+        draws=2**17,
+        large_vocab=4096,
+        large_draws=2**13,
+        tail_draws=2**16,
+        tail_gaps=(8, 12, 14, 16),
+        most_draws=2**20,
+        most_large_draws=2**17,
+        coupled_draws=2**9,
+        edges=2**5,
+        rows=256,
+        wide_launch=False,
+    ),
+    "full": _FULL,
+    "deep": replace(_FULL, name="deep", most_draws=10**8, most_large_draws=10**8),
 }
+
+
+def tier_of(name: str, draws: int | None) -> Tier:
+    """The tier of that name; `draws`, of the two cases that get most, only for "deep".
+
+    Raises ValueError for an unknown name, for draws below those of "full", and for draws with another tier.
+    """
+    if name not in TIERS:
+        raise ValueError(f"tier must be one of {sorted(TIERS)}, got {name!r}")
+    if draws is None:
+        return TIERS[name]
+    if name != "deep":
+        raise ValueError(f"draws can be chosen for tier 'deep' alone, got {draws} with {name!r}")
+    if draws < _FULL.most_draws:
+        raise ValueError(f"draws must be at least those of tier 'full', {_FULL.most_draws}, got {draws}")
+    return replace(TIERS[name], most_draws=draws, most_large_draws=draws)
 
 
 @dataclass(frozen=True)
@@ -91,20 +148,30 @@ def needs_cuda(subject: Subject) -> str | None:
     return None if subject.device.type == "cuda" else "needs a CUDA device"
 
 
+def needs_memory(subject: Subject, gigabytes: int) -> str | None:
+    """For clauses about batches that a plain sampler holds several copies of."""
+    if subject.device.type != "cuda":
+        return "needs a CUDA device"
+    total = torch.cuda.mem_get_info(subject.device)[1]
+    return None if total >= gigabytes * 2**30 else f"needs {gigabytes} GiB of device memory"
+
+
 def needs_log_probs(subject: Subject) -> str | None:
     """For clauses about log-probs."""
     return None if subject.claims.log_probs else "log_probs is not claimed"
 
 
-def plan(tier: Tier) -> Iterator[tuple[Clause, Case]]:
-    """Every clause with each of its cases."""
+def plan(tier: Tier, most_draws: int | None = None) -> Iterator[tuple[Clause, Case]]:
+    """Every clause with each of its cases; `most_draws` is what a slow sampler asks to be spared beyond."""
     for each in CLAUSES.values():
         for case in each.cases(tier):
-            yield each, case
+            spared = most_draws is not None and case.draws > most_draws
+            yield each, case.but(draws=most_draws) if spared else case
 
 
 from conformance.clauses import (  # noqa: E402  # they register themselves with what is defined above
     calls,
+    coupling,
     drawing,
     errors,
     graphs,
@@ -112,10 +179,12 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
     isolation,
     law,
     log_probs,
+    metamorphic,
     randomness,
 )
 
 __all__ = [
-    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "drawing", "errors", "graphs", "invalid", "isolation",
-    "law", "log_probs", "needs_cuda", "needs_log_probs", "plan", "randomness",
+    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "coupling", "drawing", "errors", "graphs", "invalid",
+    "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_log_probs", "needs_memory", "plan",
+    "randomness", "tier_of",
 ]  # fmt: skip

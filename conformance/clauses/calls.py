@@ -11,6 +11,7 @@ from conformance.clauses import Tier, clause, needs_cuda
 from conformance.clauses.law import EIGHT, draws_follow_law, judge_draws
 from conformance.engine import EngineContext, view_only
 from conformance.evidence import Evidence, exact
+from conformance.evidence.log_probs import match_law
 from conformance.subject import Manner, Subject
 from reference import SamplingContext, filter_flags
 
@@ -209,12 +210,13 @@ def _result(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     ],
 )
 def _output(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
-    for repeats in (1, 33):
+    # A slice that starts at an odd entry is aligned to 8 bytes only.
+    for repeats, start in ((1, 8), (33, 8), (1, 1001), (33, 1001)):
         n = case.slots * repeats
-        buffer = torch.full((n + 16,), -77, dtype=torch.int64, device=subject.device)
-        output = buffer[8 : 8 + n]
+        buffer = torch.full((start + n + 1024,), -77, dtype=torch.int64, device=subject.device)
+        output = buffer[start : start + n]
         ids = subject.call(subject.sampler(8, 1), case, repeats, output=output)
-        around = torch.cat([buffer[:8], buffer[8 + n :]])
+        around = torch.cat([buffer[:start], buffer[start + n :]])
         own = subject.call(subject.sampler(8, 1), case, repeats)
         observed = {
             "returned": ids.data_ptr() == output.data_ptr() and ids.shape == output.shape,
@@ -223,7 +225,8 @@ def _output(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
             "tokens unlike those without output": int((output != own).sum()),
         }
         right = list(observed.values()) == [True, 0, 0, 0]
-        yield exact(f"a poisoned buffer around n = {n}", passed=right, observed=observed, allowed="True, 0, 0, 0")
+        yield exact(f"a poisoned buffer, {start} entries before n = {n}", passed=right, observed=observed,
+                    allowed="True, 0, 0, 0")  # fmt: skip
 
 
 @clause(
@@ -278,6 +281,48 @@ def _context_update(subject: Subject, case: Case, alpha: float) -> Iterator[Evid
 
 
 @clause(
+    "calls/contexts-in-turn",
+    "Calls with several contexts in turn, with a context updated between them, and with new ones in the memory of old "
+    "ones, each use what their own context holds.",
+    "contract",
+    _parameters_apart,
+    statistical=True,
+)
+def _contexts_in_turn(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    temperature, top_k, top_p = case.parameters()
+    other = case.but(temperature=tuple(temperature[::-1]), top_k=tuple(top_k[::-1]), top_p=tuple(top_p[::-1]))
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    logits, keywords = subject.arguments(case, 64)
+    rows, requests = (index.to(subject.device) for index in case.pattern())
+    drawn: list[list[torch.Tensor]] = [[], []]
+    log_probs: list[torch.Tensor] = [torch.empty(0)] * 2
+
+    def call(which: int, context: SamplingContext) -> None:
+        flags = filter_flags(context, case.vocab_size)
+        drawn[which].append(sampler.sample_kernel(logits, 64 * case.slots, context, **flags, **keywords).clone())
+        if subject.claims.log_probs:
+            log_probs[which] = sampler.log_probs_kernel(logits[rows], context, token_to_request_index=requests)
+
+    both = case, other
+    for _ in range(4):
+        contexts = [each.context(subject.device) for each in both]
+        for which in (0, 1, 0, 0, 1):
+            call(which, contexts[which])
+        # The first now holds what the second does, and then its own again.
+        contexts[0].update(*other.parameters())
+        call(1, contexts[0])
+        contexts[0].update(*case.parameters())
+        call(0, contexts[0])
+        del contexts
+        for which in (0, 1, 0):
+            call(which, both[which].context(subject.device))  # likely at the address of the one before
+    for each, ids, last in zip(both, drawn, log_probs, strict=True):
+        yield from judge_draws(subject, each, torch.cat(ids).view(-1, case.slots).T, alpha / 2)
+        if subject.claims.log_probs:
+            yield from match_law(last, each.law(subject.claims.options, subject.device))
+
+
+@clause(
     "calls/speculative",
     "sample_speculative serves the decode requests first, 1 + S rows each, then one row for each prefill request.",
     "contract",
@@ -314,6 +359,7 @@ def _speculative(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
 def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     stream = torch.cuda.Stream()
     logits, keywords = subject.arguments(case, 64)
+    rows = case.pattern()[0].to(subject.device)
     late = torch.full_like(logits, float("nan"))
     context = case.context(subject.device)
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
@@ -327,5 +373,8 @@ def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
         late.copy_(logits)
         ids = [sampler.sample_kernel(late, 64 * case.slots, context, **flags, **keywords).clone() for _ in range(4)]
         together = torch.cat(ids)
+        log_probs = subject.log_probs(sampler, late[rows], context)
     stream.synchronize()
     yield from judge_draws(subject, case, together.view(-1, case.slots).T, alpha)
+    if subject.claims.log_probs:
+        yield from match_law(log_probs, case.law(subject.claims.options, subject.device))

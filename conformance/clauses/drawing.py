@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.cases import Case, for_each_mix, head_and_tail, normal, probabilities, values
-from conformance.clauses import Tier
+from conformance.clauses import Tier, clause
 from conformance.clauses.law import EIGHT, follows_the_law, one_row
+from conformance.evidence import Evidence, pit
+from conformance.evidence.support import support
+from conformance.subject import Subject
 
 _FOUR_ROWS = values([1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [0.0, 1.0, 2.0], [1.0, 1.0, 1.0])
 
@@ -19,7 +22,8 @@ def _distribution(tier: Tier) -> Iterator[Case]:
     yield Case("flat", f"torch.zeros(1, {width})", width, draws=tier.large_draws)
     # Neither a multiple of a vector nor of a tile.
     yield Case("odd-width", normal(1, 4099, 18), 4099, dtype="bf16", draws=2 * tier.large_draws)
-    yield Case("most-draws", probabilities(EIGHT), 8, draws=tier.huge_draws)
+    yield Case("most-draws", probabilities(EIGHT), 8, draws=tier.most_draws)
+    yield Case("most-draws-large", normal(1, width, 19), width, dtype="bf16", draws=tier.most_large_draws)
 
 
 @follows_the_law(
@@ -33,8 +37,49 @@ def _dtypes(tier: Tier) -> Iterator[Case]:
 
 @follows_the_law("draw/tail", "Many improbable tokens together are drawn as often as their mass says.", "law 6")
 def _tail(tier: Tier) -> Iterator[Case]:
-    for gap in (8, 12, 14, 16):
+    for gap in tier.tail_gaps:
         yield Case(f"gap{gap}", head_and_tail(tier.large_vocab, gap), tier.large_vocab, draws=tier.tail_draws)
+    if max(tier.tail_gaps) > 16:
+        # 262,144 tokens of 2e-9 each: together 5e-4.
+        yield Case("gap20-wide", head_and_tail(2**18 + 1, 20), 2**18 + 1, draws=tier.tail_draws)
+
+
+def _own_rows(tier: Tier) -> Iterator[Case]:
+    rows, width = tier.rows // 4, tier.large_vocab
+    random = f"torch.rand({rows}, generator=torch.Generator().manual_seed"
+    temperature = f"({random}(20)) + 0.5).tolist()"
+    top_k = f"({random}(21)) * 200 + 1).int().tolist()"
+    top_p = f"({random}(22)) * 0.9 + 0.05).tolist()"
+    none = Case("own-rows-none", normal(rows, width, 23), width, temperature, dtype="bf16", draws=tier.large_draws)
+    yield none
+    # A quarter of the rows with each filter, with both and with none.
+    yield none.but(
+        name="own-rows-mixed",
+        top_k=f"[k * (i % 2) for i, k in enumerate({top_k})]",
+        top_p=f"[p * (i // 2 % 2) for i, p in enumerate({top_p})]",
+    )
+
+
+@clause(
+    "draw/own-rows",
+    "In a batch where each row has logits and parameters of its own, each is drawn by them.",
+    "law 6",
+    _own_rows,
+    statistical=True,
+    reproduce="draws",
+)
+def _own(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    ids = subject.draw(case, case.draws)
+    law = case.law(subject.claims.options, subject.device)
+    inside = support(ids, law)
+    yield inside
+    if not inside.passed:
+        return
+    for by_rank in (False, True):
+        values = pit.transform(ids, law, subject.seed_of(case.id, "inside", by_rank), by_rank=by_rank)
+        asked = f"all rows' draws by their own laws, in {'rank' if by_rank else 'index'} order"
+        slack = pit.slack(law, by_rank=by_rank)
+        yield from pit.uniform(asked, values, slack, alpha / 2, subject.seed_of(case.id, "judge", by_rank))
 
 
 @follows_the_law("greedy/temperature-zero", "T = 0 gives the lowest index among the largest logits.", "law 2")

@@ -172,15 +172,18 @@ def _memory(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
 
 @contextmanager
 def _no_synchronisation() -> Iterator[None]:
-    """Any operation that waits for the device raises a RuntimeError."""
+    """Any operation that waits for the device raises a RuntimeError.
+
+    The caller's filters for other warnings stay in force within.
+    """
     with warnings.catch_warnings():
         # torch says that the mode is a prototype and may miss some operations.
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")  # says it once more
 
 
 @clause(

@@ -10,7 +10,9 @@ from torch import Tensor
 from conformance.cases import Case, for_each_mix, normal, probabilities, values
 from conformance.clauses import Cases, Tier, clause
 from conformance.evidence import Evidence
+from conformance.evidence.budget import looks
 from conformance.evidence.counts import follows_law
+from conformance.evidence.frequencies import frequencies
 from conformance.evidence.support import support
 from conformance.subject import PLAIN, Manner, Subject
 from reference import Law
@@ -43,18 +45,32 @@ def select(law: Law, slots: Tensor) -> Law:
     )
 
 
-def judge_draws(subject: Subject, case: Case, ids: Tensor, alpha: float) -> Iterator[Evidence]:
+def judge_draws(
+    subject: Subject, case: Case, ids: Tensor, alpha: float, *, only_cells: bool = False
+) -> Iterator[Evidence]:
     """Support of all slots, then frequencies of the valid ones. ids: [slots, draws]."""
     law = case.law(subject.claims.options, subject.device)
     inside = support(ids, law)
     yield inside
-    if inside.passed and bool(law.valid.any()):
-        yield follows_law(ids[law.valid], select(law, law.valid), alpha)
+    if not inside.passed or not bool(law.valid.any()):
+        return
+    ids, law = ids[law.valid], select(law, law.valid)
+    if only_cells:
+        yield follows_law(ids, law, alpha)
+    else:
+        yield from frequencies(ids, law, alpha, subject.seed_of(case.id, "judge"))
 
 
 def draws_follow_law(subject: Subject, case: Case, alpha: float, manner: Manner = PLAIN) -> Iterator[Evidence]:
-    """Draw as many tokens as the case says, and judge them."""
-    yield from judge_draws(subject, case, subject.draw(case, case.draws, manner), alpha)
+    """Draw as many tokens as the case says, and judge them; a broken sampler may fail at an earlier look."""
+    plan = list(looks(case.draws, alpha))
+    drawing = subject.drawing(case, [number for number, _ in plan], manner)
+    for ids, (number, share) in zip(drawing, plan, strict=True):
+        last = number == case.draws
+        evidence = list(judge_draws(subject, case, ids, share, only_cells=not last))
+        if last or not all(each.passed for each in evidence):
+            yield from evidence
+            return
 
 
 def follows_the_law(id: str, must: str, source: str) -> Callable[[Cases], Cases]:  # noqa: A002  # the field's name
@@ -72,6 +88,19 @@ def one_row(name: str, code: str, vocab_size: int, draws: int, **parameters: obj
     case = Case(name, code, vocab_size).but(**parameters)
     n = case.request_count
     return case.but(rows=(0,) * n, requests=tuple(range(n)), draws=n * draws)
+
+
+def row_kinds(rows: int, width: int, seed: int) -> str:
+    """Code for rows that implementations find hard, four kinds in turn.
+
+    Rounded to quarters, with ties at every edge; 28 of 29 tokens masked; all within about 1e-3; all tied.
+    """
+    return (
+        f"(lambda z, row, id: torch.where(row % 4 == 0, (z * 4).round() / 4, torch.where(row % 4 == 1, "
+        f"z.masked_fill(id % 29 != row % {min(29, width)}, -inf), torch.where(row % 4 == 2, "
+        f"z * 5e-5, 0.5))))({normal(rows, width, seed)}, torch.arange({rows})[:, None], "
+        f"torch.arange({width}))"
+    )
 
 
 @follows_the_law("vocabulary/padding", "Columns at and beyond vocab_size are never drawn, whatever they hold.", "law 1")
@@ -95,6 +124,16 @@ def _masked(tier: Tier) -> Iterator[Case]:
     yield one_row("signed-zeros", values([-1.0, 0.0, -0.0, 0.0]), 4, tier.draws // 8, top_k=(2, 0), top_p=(0.0, 0.2))
     mostly = f"{normal(2, 4096, 3)}.masked_fill(torch.arange(4096) % 97 != 5, -inf)"
     yield Case("mostly-masked", mostly, 4096, draws=tier.large_draws)
+
+
+@follows_the_law(
+    "vocabulary/row-kinds",
+    "Rows full of ties, nearly all masked, within 1e-3, or all tied follow the law with any filters.",
+    "law 4",
+)
+def _row_kinds(tier: Tier) -> Iterator[Case]:
+    code = row_kinds(4, tier.large_vocab, 19)
+    yield from for_each_mix(Case("kinds", code, tier.large_vocab, (0.5, 1.0, 1.0, 2.0), draws=tier.large_draws // 16))
 
 
 @follows_the_law("temperature/scale", "Logits are divided by the temperature.", "law 3")

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, values
-from conformance.clauses import Tier, clause
-from conformance.evidence import Evidence, exact
+from conformance.clauses import Tier, clause, needs_memory
+from conformance.evidence import Evidence, exact, pit
 from conformance.evidence.counts import Cells, binomial, matches
+from conformance.evidence.support import support
 from conformance.subject import Subject
+from reference.law import sum_error
 
 FLAT = Case("flat", "torch.zeros(1, 1000).index_fill(1, torch.tensor([7]), -inf)", 1000, rows=(0,), requests=(0,))
 """999 tokens, each as likely as any other: equal random numbers show as equal tokens, others once in 999."""
@@ -24,7 +26,7 @@ FILTERS = {"none": (0, 0.0), "top-p": (0, 0.9999), "top-k": (999, 0.0), "both": 
 
 def _flat(tier: Tier) -> Iterator[Case]:
     for name, (top_k, top_p) in FILTERS.items():
-        yield FLAT.but(name=f"flat-{name}", top_k=(top_k,), top_p=(top_p,), draws=tier.draws // 4)
+        yield FLAT.but(name=f"flat-{name}", top_k=(top_k,), top_p=(top_p,), draws=tier.draws // 8)
 
 
 def _varied(tier: Tier) -> Iterator[Case]:
@@ -58,7 +60,7 @@ def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evide
 )
 def _seeds(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     one, other = (subject.draw(case, case.draws, seed=subject.seed_of(case.id, which)) for which in (1, 2))
-    yield _pairs(subject, case, [("tokens of two seeds", one[0], other[0])], alpha)
+    yield from _pairs(subject, case, [("tokens of two seeds", one[0], other[0])], alpha)
 
 
 @clause(
@@ -82,7 +84,8 @@ def _steps(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
         for lag in lags:
             earlier, later = (one[:, lag:], other[:, : width - lag]) if lag >= 0 else (one[:, :lag], other[:, -lag:])
             cells.append((f"row i + {lag} of an {name} call and row i of the next", earlier, later))
-        yield _pairs(subject, case, cells, alpha / 2)
+        # Any dependence between equal rows and their neighbours; at all other lags equal numbers are what to look for.
+        yield from _pairs(subject, case, cells, alpha / 2, near=cells[width - 2 : width + 1])
 
 
 @clause(
@@ -101,7 +104,7 @@ def _rows(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
         blocks = ids[:, : per_call // (2 * lag) * 2 * lag].reshape(-1, 2, lag)
         cells.append((f"rows i and i + {lag}", blocks[:, 0], blocks[:, 1]))
         lag *= 2
-    yield _pairs(subject, case, cells, alpha)
+    yield from _pairs(subject, case, cells, alpha)
 
 
 @clause(
@@ -122,12 +125,12 @@ def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
             first, second = (subject.call(sampler, routes[route], width) for route in pair)
             seen[pair].append((first, second))
     first, second = (torch.cat([torch.stack([p[i] for p in seen[pair]]) for pair in pairs]) for i in range(2))
-    yield _pairs(subject, case, [("consecutive calls of all pairs of routes", first, second)], alpha)
+    yield from _pairs(subject, case, [("consecutive calls of all pairs of routes", first, second)], alpha)
 
 
 @clause(
     "randomness/shared-generator",
-    "Numbers that torch draws from the same generator afterwards are independent of the tokens.",
+    "Numbers that torch draws from the same generator, before or after a call, are independent of the tokens.",
     "law 8",
     lambda tier: list(for_each_mix(Case("shared", "torch.zeros(1, 16)", 16, draws=tier.draws // 4))),
     statistical=True,
@@ -137,16 +140,61 @@ def _shared(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     if not hasattr(sampler, "rng"):
         return
     width, rounds = 1024, max(4, min(256, case.draws // 1024))
-    agree = 0
+    tokens, numbers = [], []
     for _ in range(rounds):
-        ids = subject.call(sampler, case, width)
-        numbers = torch.rand(width, generator=sampler.rng, device=sampler.rng.device).to(ids.device)
-        agree += int(((ids >= 8) == (numbers >= 0.5)).sum())
-    total = width * rounds
-    # Half of the tokens lie in each half of the vocabulary; torch's uniforms have 24 bits.
-    half = np.array([0.5])
-    cells = Cells(["token and number in the same half"], np.array([agree]), np.array([total]), half - 1e-6, half + 1e-6)
-    yield binomial("tokens and torch's next numbers", cells, alpha)
+        tokens.append(subject.call(sampler, case, width))
+        numbers.append(torch.rand(width, generator=sampler.rng, device=sampler.rng.device).to(subject.device))
+    law = case.law(subject.claims.options, subject.device)
+    values = pit.transform(torch.stack(tokens).view(1, -1), law, subject.seed_of(case.id, "inside")).view(-1, width)
+    uniforms = torch.stack(numbers).to(torch.float64)
+    pairs = [
+        ("tokens and the numbers after them", values, uniforms),
+        ("tokens and the numbers before them", values[1:], uniforms[:-1]),
+        ("tokens and the numbers after them, a row on", values[:, 1:], uniforms[:, :-1]),
+        ("tokens and the numbers after them, a row back", values[:, :-1], uniforms[:, 1:]),
+    ]
+    # torch's uniforms have 24 bits.
+    slack = pit.slack(law) + 2.0**-24
+    yield from pit.independent("torch's numbers", pairs, slack, alpha, subject.seed_of(case.id, "judge"))
+
+
+def _wide(tier: Tier) -> Iterator[Case]:
+    if tier.wide_launch:
+        width = tier.large_vocab
+        yield Case("wide", f"torch.zeros(1, {width})", width, draws=2 * (2**32 // width))
+
+
+@clause(
+    "randomness/wide-launch",
+    "Rows beyond 2^32 / V of one call have numbers of their own: no row offset wraps around.",
+    "law 8",
+    _wide,
+    statistical=True,
+    not_applicable=lambda subject: needs_memory(subject, 64),
+)
+def _wide_launch(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    ids = subject.call(subject.sampler(case.vocab_size, subject.seed_of(case.id)), case, case.draws)
+    yield support(ids[None], case.law(subject.claims.options, subject.device))
+    # Where element b * V + t of the batch is addressed by 32 bits, row b + a and row b meet, a the whole or next number
+    # of rows in 2^32 elements: at equal tokens if rows wrap, at tokens moved by the remainder if noise does.
+    names, same, likely = [], [], []
+    for lag in (2**32 // case.vocab_size, 2**32 // case.vocab_size + 1):
+        shift = 2**32 - lag * case.vocab_size
+        pairs = ids[lag:], ids[: len(ids) - lag]
+        first, second = (rows[: 2**32 // case.vocab_size] for rows in pairs)
+        for by in (0, shift):
+            names.append(f"row b + {lag} gives the token of row b and {by}")
+            same.append((int((first == second + by).sum()), len(first)))
+            likely.append((case.vocab_size - abs(by)) / case.vocab_size**2)
+    # However the rows are rounded, two are equal no more often than the likeliest token comes: its mass lies
+    # between two steps of the CDF, each off by sum_error / 2 and by 2^-24 for the grid of u.
+    probability = np.array(likely) + sum_error(case.vocab_size) + 2.0**-23
+    counts, trials = np.array(same).T
+    yield binomial(
+        "rows far apart are equal, or shifted, no more often than chance has it",
+        Cells(names, counts, trials, np.zeros(len(names)), probability),
+        alpha,
+    )
 
 
 @clause(
@@ -198,7 +246,26 @@ def _default(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     yield exact("default generators", passed=not moved, observed=f"moved: {moved}", allowed="none")
 
 
-def _pairs(subject: Subject, case: Case, cells: list[tuple[str, Tensor, Tensor]], alpha: float) -> Evidence:
-    """Equal tokens among each list of pairs; the case's slots share one law that no tie rule changes."""
+def _pairs(
+    subject: Subject,
+    case: Case,
+    cells: list[tuple[str, Tensor, Tensor]],
+    alpha: float,
+    near: list[tuple[str, Tensor, Tensor]] | None = None,
+) -> Iterator[Evidence]:
+    """Each list of pairs is independent; the case's slots share one law that no tie rule changes.
+
+    near: the lists to be looked at for dependence of any shape, beside equal tokens; all of them by default.
+    """
+    law = case.law(subject.claims.options, subject.device)
     same = [(name, int((one == other).sum()), one.numel()) for name, one, other in cells]
-    return matches(same, case.law(subject.claims.options, subject.device), alpha)
+    yield matches(same, law, alpha / 2)
+
+    def transformed(ids: Tensor, *which: object) -> Tensor:
+        return pit.transform(ids.reshape(1, -1), law, subject.seed_of(case.id, *which))[0]
+
+    pairs = [
+        (name, transformed(one, name, 0), transformed(other, name, 1))
+        for name, one, other in (cells if near is None else near)
+    ]
+    yield from pit.independent("pairs of draws", pairs, pit.slack(law), alpha / 2, subject.seed_of(case.id, "judge"))

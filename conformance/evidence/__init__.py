@@ -14,8 +14,8 @@ class Evidence:
 
     asked, observed, allowed: in words and numbers.
     draws, p_value, alpha: of a statistical judgement; it fails where p_value < alpha.
-    detectable: of a statistical judgement, the smallest shift of a cell's probability that it finds with
-        probability 1 - 1e-6 in whichever cell it occurs.
+    detectable: the smallest error that it finds with probability 1 - 1e-6, as a probability: so much of the
+        mass lies in the wrong place. effect: which kind of error that is.
     """
 
     passed: bool
@@ -26,6 +26,7 @@ class Evidence:
     p_value: float | None = None
     alpha: float | None = None
     detectable: float | None = None
+    effect: str = ""
 
 
 def exact(asked: str, *, passed: bool, observed: object, allowed: object) -> Evidence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready object; `schema` names its version."""
-        claims = {**asdict(self.claims), "options": {
+        stream = self.claims.stream
+        claims = {**asdict(replace(self.claims, stream=None)), "stream": stream.name if stream else None, "options": {
             name: sorted(value) if isinstance(value, frozenset) else value
             for name, value in asdict(self.claims.options).items()
         }}  # fmt: skip

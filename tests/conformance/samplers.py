@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +37,17 @@ class PlainSampling(Sampling):
         if fault == "caches-the-context":
             view = self._seen.setdefault(id(context), copy.deepcopy(context.gpu_view))
             context = SimpleNamespace(gpu_view=view)
+        if fault == "keeps-the-first-context":
+            context = self._seen.setdefault(-1, context)
+        index = call.get("token_to_request_index")
+        if fault == "reads-int64-as-int32" and index is not None and index.dtype == torch.int64:
+            call["token_to_request_index"] = index.contiguous().view(torch.int32)
+        if fault == "index-from-the-end" and index is not None:
+            call["token_to_request_index"] = index[-n:]
         if fault == "" and n <= len(self._buffer) and call.get("output") is None:
             # Not a fault: the result is the sampler's own buffer, used again at the next call.
             return super().sample_kernel(logits, n, context, **call | {"output": self._buffer[:n]})
-        if fault not in {"int32-result", "short-write", "writes-beyond", "returns-copy"}:
+        if fault not in {"int32-result", "short-write", "writes-beyond", "aligns-down", "returns-copy"}:
             return super().sample_kernel(logits, n, context, **call)
         output: Tensor | None = call.get("output")
         ids = super().sample_kernel(logits, n, context, **call | {"output": None})
@@ -53,6 +61,8 @@ class PlainSampling(Sampling):
         output.copy_(ids)
         if fault == "writes-beyond":
             torch.as_strided(output, (n + 1,), (1,), output.storage_offset())[n] = 0
+        if fault == "aligns-down" and output.data_ptr() % 16:
+            torch.as_strided(output, (1,), (1,), output.storage_offset() - 1).fill_(0)
         return ids if fault == "returns-copy" else output
 
     def _sample(self, slots: Slots, output: Tensor, *, no_top_k: bool, no_top_p: bool) -> None:  # noqa: ARG002
@@ -71,11 +81,37 @@ class PlainSampling(Sampling):
         if fault == "one-slot-is-greedy" and slots.n == 1:
             output.copy_(probs.nan_to_num(0.0).argmax(1))
             return
-        output.copy_(self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all())))
+        backwards = (slots.top_p[requests] == 1) & (fault == "p-one-scans-backwards")
+        probs = torch.where(backwards[:, None], probs.flip(1), probs)
+        ids = self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all()))
+        output.copy_(torch.where(backwards, probs.shape[1] - 1 - ids, ids))
 
     def _log_probs(self, slots: Slots, output: Tensor) -> None:
+        fault = self.fault
         requests = torch.arange(slots.n) if slots.requests is None else slots.requests
+        if fault == "log-probs-read-flat":
+            flat = torch.as_strided(slots.logits, slots.logits.shape, (slots.logits.shape[1], 1))
+            slots = replace(slots, logits=flat)
+        if fault == "log-probs-clamp-temperature":
+            slots = replace(slots, temperature=slots.temperature.clamp(max=10.0))
         probs = self._probs(slots, torch.arange(slots.n), requests, log_probs=True)
+        if fault == "log-probs-odd-width" and self.vocab_size % 4:
+            probs[:, -1] = 0.0
+        if fault == "log-probs-16-rows":
+            probs[16:] = probs[:1]
+        if fault == "log-probs-lone-row" and slots.n == 1:
+            probs = probs.sqrt()
+        if fault == "log-probs-nan-spreads":
+            probs[probs.isnan().any(1).roll(1)] = math.nan
+        if fault == "log-probs-not-normalised":
+            probs *= 1 - 1e-3
+        if fault == "log-probs-lose-a-larger-token":
+            kept = (probs > 0).sum(1) > 2
+            second = probs.topk(min(2, probs.shape[1]), 1).indices[:, -1]
+            probs[kept, second[kept]] = 0.0
+        if fault == "log-probs-flat-within-1e-3":
+            top = probs.amax(1, keepdim=True)
+            probs = torch.where(probs > top * (1 - 1e-3), top, probs)
         output.fill_(-math.inf)
         output[:, : self.vocab_size] = probs[:, : self.vocab_size].log()
         output[probs.isnan().any(1)] = math.nan
@@ -124,6 +160,10 @@ class PlainSampling(Sampling):
         k = k + 1 if fault == "k-plus-one" else k
         kth = sorted_mass.gather(1, (k.long() - 1).clamp(max=width - 1))
         keep = sorted_mass >= kth
+        if fault == "k-of-V-is-strict":
+            keep &= (slots.top_k[requests][:, None] != width) | (sorted_mass > kth)
+        if fault == "nearly-tied-at-k":
+            keep = sorted_mass >= kth * (1 - 1e-3)
         if fault == "exactly-k":
             keep = torch.arange(width) < k
         survivors = sorted_mass if fault == "joint-filters" else sorted_mass * keep
@@ -171,6 +211,8 @@ class PlainSampling(Sampling):
             u = u[:1].expand_as(u).clone()
         if fault == "rows-share-in-pairs":
             u = u[torch.arange(len(u)) // 2 * 2]
+        if fault == "number-depends-on-row-before":
+            u = (u + probs.nan_to_num(0.5).amax(1).roll(1)) % 1
         if fault == "coarse-numbers":
             u = (u * 2**8).floor() / 2**8
         cdf = probs.nan_to_num(0.0).cumsum(1)
@@ -229,6 +271,23 @@ FAULTS = {
     "tiny-temperature-is-greedy": "temperature/tiny",
     "padding-makes-invalid": "vocabulary/padding",
     "drops-tail": "draw/tail/gap16",
+    "log-probs-odd-width": "log-probs/law/random-both-n16-V3",
+    "log-probs-16-rows": "log-probs/law/kinds-both-n512-V2",
+    "log-probs-not-normalised": "log-probs/law/random-none-n2048-V1",
+    "log-probs-lose-a-larger-token": "log-probs/law/random-none-n7-V4096",
+    "log-probs-flat-within-1e-3": "log-probs/law/kinds-both-n7-V4096",
+    "log-probs-clamp-temperature": "log-probs/temperatures",
+    "log-probs-read-flat": "log-probs/small",
+    "log-probs-lone-row": "log-probs/batches",
+    "log-probs-nan-spreads": "log-probs/batches",
+    "number-depends-on-row-before": "isolation/swap-batchmates",
+    "k-of-V-is-strict": "top-k/sentinels",
+    "p-one-scans-backwards": "top-p/sentinels",
+    "nearly-tied-at-k": "vocabulary/row-kinds",
+    "keeps-the-first-context": "calls/contexts-in-turn",
+    "aligns-down": "calls/output",
+    "reads-int64-as-int32": "calls/index-tensors",
+    "index-from-the-end": "calls/index-tensors",
 }
 
 

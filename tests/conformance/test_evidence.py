@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from conformance.cases import Case, normal, probabilities
-from conformance.evidence.budget import MISS, Budget
-from conformance.evidence.counts import Cells, binomial, cells_of, detectable, follows_law
+from conformance.evidence.budget import MISS
+from conformance.evidence.counts import Cells, binomial, cells_of, counts_of, detectable, follows_law
 from conformance.evidence.log_probs import match_law
 from conformance.evidence.support import support
 from reference import LawOptions, law
@@ -68,11 +68,6 @@ def test_detectable_is_seen_with_the_stated_power(low: float, high: float) -> No
     assert max(power(high + 0.9 * shift), power(low - 0.9 * shift)) < 1 - MISS
 
 
-def test_the_budget_splits_the_runs_alpha_evenly() -> None:
-    assert Budget(1e-6, 200).share * 200 == pytest.approx(1e-6)
-    assert Budget(1e-6, 0).share == 1e-6
-
-
 def test_false_alarms_at_a_raised_alpha_stay_below_it() -> None:
     # 400 null runs at alpha = 0.05: a union bound over dependent cells is conservative, so at most a
     # binomial(400, 0.05) number of alarms; more than 45 of them has probability 4e-7.
@@ -101,7 +96,7 @@ def test_cells_cover_all_draws_and_bound_the_law() -> None:
     case = Case("cells", normal(2, 300, 2), 300, top_p=(0.9,), rows=(0, 1), requests=(0, 0))
     truth = case.law(OPTIONS, CPU)
     ids = torch.multinomial(truth.probs, 5000, replacement=True, generator=torch.Generator().manual_seed(1))
-    cells = cells_of(ids, truth)
+    cells = cells_of(counts_of(ids, 300), truth)
     for partition in ("parity", "lane", "tile", "index group", "rank group", "depth"):
         members = [i for i, name in enumerate(cells.names) if name.startswith(f"slot 1, {partition} ")]
         assert cells.counts[members].sum() == 5000
