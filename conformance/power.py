@@ -143,5 +143,6 @@ def show(tier: Tier, console: Console) -> None:
     console.print(table)
     console.print(
         f"Tier {tier.name}: each test fails a right sampler with probability {alpha_of(tier):.1e} at most, and\n"
-        f"overlooks an error of the size shown with probability {MISS:.0e}. Errors are probabilities: so much mass is misplaced."
+        f"overlooks an error of the size shown with probability {MISS:.0e}. Errors are probabilities: so much of the\n"
+        "mass is misplaced."
     )

@@ -130,6 +130,20 @@ def law(
     rows_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, width))
     n = logits.shape[0]
     device = logits.device
+
+    def of_rows(rows: slice) -> Law:
+        return _law_of_chunk(
+            logits[rows],
+            temperature[rows].to(torch.float64),
+            top_k[rows].to(torch.int64),
+            top_p[rows].to(torch.float64),
+            vocab_size if vocab_size is not None else width,
+            options,
+            bands=bands,
+        )
+
+    if n <= rows_per_chunk:
+        return of_rows(slice(n))
     log_mass = torch.empty(n, width, dtype=torch.float64, device=device)
     total = torch.empty(n, dtype=torch.float64, device=device)
     must = torch.empty(n, width, dtype=torch.bool, device=device)
@@ -140,15 +154,7 @@ def law(
     band_masses = [torch.empty(0, dtype=torch.float64, device=device)]
     for start in range(0, n, rows_per_chunk):
         rows = slice(start, start + rows_per_chunk)
-        part = _law_of_chunk(
-            logits[rows],
-            temperature[rows].to(torch.float64),
-            top_k[rows].to(torch.int64),
-            top_p[rows].to(torch.float64),
-            vocab_size if vocab_size is not None else width,
-            options,
-            bands=bands,
-        )
+        part = of_rows(rows)
         log_mass[rows], total[rows] = part.log_mass, part.total
         must[rows], may[rows] = part.must_keep, part.may_keep
         log_error[rows], valid[rows] = part.log_error, part.valid

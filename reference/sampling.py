@@ -28,7 +28,7 @@ class ReferenceSampling(Sampling):
     whose running sum exceeds u. A token of probability 0 is never drawn, also at u = 0.
     """
 
-    claims: ClassVar[dict[str, Any]] = {"sync_free": False, "stream": "reference", "most_draws": 2**20}
+    claims: ClassVar[dict[str, Any]] = {"sync_free": False, "stream": "reference", "most_draws": 2**19}
 
     def __init__(self, vocab_size: int, rng: torch.Generator, options: LawOptions | None = None) -> None:
         super().__init__(vocab_size, rng)
@@ -89,7 +89,8 @@ class ReferenceSampling(Sampling):
                 options=options,
                 bands=False,
             )
-            in_chunk = ((of_slot >= start) & (of_slot < start + per_chunk)).nonzero()[:, 0]
+            whole = len(pairs) <= per_chunk
+            in_chunk = slot if whole else ((of_slot >= start) & (of_slot < start + per_chunk)).nonzero()[:, 0]
             yield in_chunk, of_slot[in_chunk] - start, chunk
 
 

@@ -139,7 +139,7 @@ def _shared(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     if not hasattr(sampler, "rng"):
         return
-    width, rounds = 1024, max(4, min(256, case.draws // 1024))
+    width, rounds = 1024, max(4, min(128, case.draws // 1024))
     tokens, numbers = [], []
     for _ in range(rounds):
         tokens.append(subject.call(sampler, case, width))

@@ -72,5 +72,7 @@ def _scatters(poisson: Tensor, draws: int, law: Law, alpha: float, seed: int) ->
             columns.setdefault(name, []).append(cells[:, keep])
     for name, parts in columns.items():
         table = torch.cat(parts, 1).cpu().numpy()
+        if not table.size:
+            continue  # one token has all the mass: support has judged every draw
         share = alpha / 2 if name == "token" else alpha / 2 / (len(columns) - 1)
         yield scattered(f"scatter of counts over cells by {name}", PoissonCells(*table), draws, share)

@@ -11,6 +11,7 @@ Bytes for n slots: 2 * 2 n V read (bf16) + 4 n V written.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,10 @@ from reference.slots import Slots
 TILE = 4096
 """Tokens a program reads, with 4 warps. On an H200 at V = 128,256 both launches together took 45 / 83 / 291 us
 for n = 64 / 256 / 1024; tiles of 2,048 54 / 84 / 303, of 8,192 with 8 warps 48 / 88 / 298."""
+
+_SMALL_TILE, _LEAST_TILES = 1024, 64
+"""Few sizes for all vocabularies, as each costs half a second to compile. Reading 64 summaries where there are
+fewer tiles costs nothing: they are one load a thread."""
 
 _MAX_WORKSPACES, _MAX_KEPT_SLOTS = 256, 4096
 """Workspaces kept, each for one batch size on one stream: about 270 bytes a slot at V = 128,256."""
@@ -161,6 +166,12 @@ class Workspace(NamedTuple):
     valid: Tensor  # bool [n], likewise
 
 
+@cache
+def _compiled_for(vocab_size: int, device: torch.device) -> dict[tuple[Any, ...], Any]:  # noqa: ARG001  # the cache's key
+    """Compiled kernels by kind of call, for all samplers of one vocabulary on one device."""
+    return {}
+
+
 class SlotSoftmax:
     """Launches the kernels above for one vocabulary on one device.
 
@@ -170,11 +181,11 @@ class SlotSoftmax:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self.block = min(TILE, max(128, 1 << (vocab_size - 1).bit_length()))
+        self.block = TILE if vocab_size > _SMALL_TILE else _SMALL_TILE
         self.tiles = -(-vocab_size // self.block)
-        self._tiles_power = 1 << (self.tiles - 1).bit_length()
+        self._tiles_power = max(_LEAST_TILES, 1 << (self.tiles - 1).bit_length())
         self._get_stream: Callable[[int], int] = triton.runtime.driver.active.get_current_stream
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiled = _compiled_for(vocab_size, device)
         self._workspaces: dict[tuple[int, int], Workspace] = {}
 
     def argmax(self, slots: Slots, output: Tensor) -> None:
