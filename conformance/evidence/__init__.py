@@ -15,7 +15,7 @@ class Evidence:
     asked, observed, allowed: in words and numbers.
     draws, p_value, alpha: of a statistical judgement; it fails where p_value < alpha.
     detectable: the smallest error that it finds with probability 1 - 1e-6, as a probability: so much of the
-        mass lies in the wrong place. effect: which kind of error that is.
+        mass lies in the wrong place; 1 where it finds none for sure. effect: which kind of error that is.
     """
 
     passed: bool

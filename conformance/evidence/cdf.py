@@ -61,6 +61,6 @@ def _judge(asked: str, gaps: Tensor, draws: int, slack: float, alpha: float, nam
         draws=draws,
         p_value=p_value,
         alpha=alpha,
-        detectable=slack + detectable(draws, alpha / tests),
+        detectable=min(1.0, slack + detectable(draws, alpha / tests)),
         effect=EFFECT,
     )

@@ -67,7 +67,7 @@ def binomial(asked: str, cells: Cells, alpha: float) -> Evidence:
         draws=int(cells.trials.max()),
         p_value=p_value,
         alpha=alpha,
-        detectable=detectable(cells, alpha / tests),
+        detectable=min(1.0, detectable(cells, alpha / tests)),
         effect="shift of the probability of any one cell",
     )
 

@@ -60,8 +60,8 @@ def poisson_mean(draws: int) -> float:
     return max(0.0, draws - 8 * math.sqrt(draws))
 
 
-def scattered(asked: str, cells: PoissonCells, draws: int, alpha: float, share: float = 1.0) -> Evidence:
-    """Judge the counts. share: of the law's mass that lies in the cells, for the stated effect."""
+def scattered(asked: str, cells: PoissonCells, draws: int, alpha: float) -> Evidence:
+    """Judge the counts of a Poisson number of the draws."""
     tail = Tail(cells, alpha)
     statistic = _statistic(cells)
     p_value = tail.p_value(cells, statistic)
@@ -73,8 +73,8 @@ def scattered(asked: str, cells: PoissonCells, draws: int, alpha: float, share: 
         draws=draws,
         p_value=p_value,
         alpha=alpha,
-        detectable=share * tail.detectable(1 - MISS) / 2,
-        effect="total variation of errors that take turns in sign",
+        detectable=tail.detectable(1 - MISS) / 2,
+        effect="total variation, every other cell off by a factor",
     )
 
 

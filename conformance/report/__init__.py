@@ -11,7 +11,7 @@ from typing import Any
 from conformance.claims import Claims
 from conformance.evidence import Evidence
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)

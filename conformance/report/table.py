@@ -18,7 +18,10 @@ def show(report: Report, console: Console) -> None:
         if result.status == "fail":
             _show_failure(result, console)
     console.print(_table(report))
-    console.print("sees: a shift of this much in whichever cell is found, all but once in a million runs.")
+    console.print(
+        "sees: an error of this much of the probability is found, all but once in a million runs, by the\n"
+        "clause's weakest test in its smallest case; `power` shows every kind of test."
+    )
     counts = report.counts
     console.print(
         f"checks: {counts['required']} required, {counts['run']} run, {counts['skip']} skipped, "
@@ -61,7 +64,7 @@ def _table(report: Report) -> Table:
             f"[{colour}]{'n/a' if verdict == 'not applicable' else verdict}[/]",
             f"{max(draws):,}" if draws else "exact" if evidence else "",
             f"{min(p_values):.2g}" if p_values else "",
-            f"{max(shifts):.2g}" if any(shifts) else "",
+            f"{max(shifts):.2g}" if any(shifts) and max(shifts) < 1 else "",
             f"{sum(result.seconds for result in results):.1f}",
         )
     return table

@@ -197,6 +197,11 @@ class PlainSampling(Sampling):
         u = torch.rand(len(probs), generator=generator, dtype=torch.float64)
         if fault == "repeats-numbers" or (fault == "greedy-step-does-not-advance" and all_greedy):
             self.rng.set_state(state)
+        if fault == "takes-the-next-numbers":
+            # Tokens from the numbers that the generator gives next, as if torch's draws had a counter of their own.
+            self.rng.set_state(state)
+            u = torch.rand(len(probs), generator=self.rng, dtype=torch.float32).double()
+            self.rng.set_state(state)
         if fault == "advances-half":
             self.rng.set_state(state)
             torch.rand(len(u) // 2, generator=self.rng, dtype=torch.float64)
@@ -213,6 +218,8 @@ class PlainSampling(Sampling):
             u = u[torch.arange(len(u)) // 2 * 2]
         if fault == "number-depends-on-row-before":
             u = (u + probs.nan_to_num(0.5).amax(1).roll(1)) % 1
+        if fault == "antithetic-rows":
+            u = torch.where(torch.arange(len(u)) % 2 == 0, u, 1 - u.roll(1))
         if fault == "coarse-numbers":
             u = (u * 2**8).floor() / 2**8
         cdf = probs.nan_to_num(0.0).cumsum(1)
@@ -256,8 +263,10 @@ FAULTS = {
     "returns-copy": "calls/output",
     "mutates-logits": "isolation/inputs",
     "repeats-numbers": "randomness/steps",
+    "takes-the-next-numbers": "randomness/shared-generator",
     "one-number-for-all-rows": "randomness/rows",
     "rows-share-in-pairs": "randomness/rows",
+    "antithetic-rows": "randomness/rows",
     "default-generator": "randomness/default-generators",
     "greedy-step-does-not-advance": "randomness/advance",
     "errors-late": "errors/refused",

@@ -10,8 +10,9 @@ import pytest
 from conformance import Claims, Evidence, check
 from conformance.claims import LEAST_DRAWS
 from conformance.clauses import CLAUSES, TIERS, plan, tier_of
-from conformance.evidence.budget import ALPHA_FIXED_SEEDS, ALPHA_FRESH_SEEDS, Budget, looks
+from conformance.evidence.budget import ALPHA_FIXED_SEEDS, ALPHA_FRESH_SEEDS, FIRST_LOOK, Budget, looks
 from reference import ReferenceSampling
+from tests.conformance.tilted import make
 
 
 def judged(alpha: float) -> Evidence:
@@ -65,6 +66,14 @@ def test_all_evidence_of_a_run_stays_within_its_alpha(seed: int | None, alpha: f
 def test_every_check_id_is_unique(tier: str) -> None:
     ids = [f"{clause.id}/{case.id}" for clause, case in plan(TIERS[tier])]
     assert len(ids) == len(set(ids))
+
+
+def test_a_broken_sampler_fails_at_the_first_look() -> None:
+    (result,) = check(make("last partial tile dead"), only="draw/distribution/most-draws-large").results
+    (failed,) = result.failed
+    assert failed.draws == FIRST_LOOK
+    (passed,) = check(make(""), only="draw/distribution/most-draws-large").results
+    assert {each.draws for each in passed.evidence if each.draws} == {TIERS["quick"].most_large_draws}
 
 
 def test_draws_are_chosen_for_the_deep_tier_alone() -> None:
