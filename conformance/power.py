@@ -54,12 +54,12 @@ def kinds(tier: Tier) -> Iterator[Kind]:
         yield _scatter(cells, alpha)
     yield Kind(
         "distribution function",
-        "mass moved past some token",
+        "mass moved across",
         partial(cdf.detectable, alpha=alpha),
         partial(cdf.draws_for, alpha=alpha),
     )
     near = 2 * pit.NEAR - pit.NEAR**2
-    yield replace(_cell("pairs near each other", near, alpha), error="pairs that repeat a number")
+    yield replace(_cell("pairs near each other", near, alpha), error="pairs that repeat")
     yield _coupling(tier, directed=False)
     yield _coupling(tier, directed=True)
 
@@ -72,7 +72,7 @@ def _cell(name: str, probability: float, alpha: float) -> Kind:
     def needs(error: float) -> int | None:
         return counts.draws_for(error, probability, alpha) if error < min(1 - probability, probability) else None
 
-    return Kind(name, "mass moved into or out of it", sees, needs)
+    return Kind(name, "mass in or out", sees, needs)
 
 
 def _scatter(cells: int, alpha: float) -> Kind:
@@ -82,15 +82,15 @@ def _scatter(cells: int, alpha: float) -> Kind:
 
     return Kind(
         f"scatter over {cells:,} cells",
-        "every other cell off by a factor",
+        "cells off in turns",
         sees,
         partial(dispersion.draws_for, number=cells, alpha=alpha),
     )
 
 
 def _coupling(tier: Tier, *, directed: bool) -> Kind:
-    # The error of a running sum and of the grid of u. Those of the masses depend on the logits, and are small.
-    d = sum_error(tier.large_vocab) / 2 + 2.0**-24
+    # As in `coupling.running`, without the masses' own errors, which depend on the logits.
+    d = sum_error(tier.large_vocab) + 9 * 2.0**-24
 
     def sees(draws: float) -> float:
         return 2 * (d + DIRECTED) if directed else math.log(1 / MISS) / draws + 2 * d
@@ -100,7 +100,7 @@ def _coupling(tier: Tier, *, directed: bool) -> Kind:
             return 1 if error > 2 * (d + DIRECTED) else None
         return math.ceil(math.log(1 / MISS) / (error - 2 * d)) if error > 2 * d else None
 
-    kind, what = ("directed", "an edge of the CDF moved") if directed else ("undirected", "mass moved anywhere")
+    kind, what = ("directed", "an edge moved") if directed else ("undirected", "mass moved")
     return Kind(f"coupling, {kind}", what, sees, needs)
 
 
@@ -131,11 +131,11 @@ def show(tier: Tier, console: Console) -> None:
     """Both tables in one."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("test", no_wrap=True)
-    table.add_column("the error")
+    table.add_column("the error", no_wrap=True)
     for draws in DRAWS:
-        table.add_column(f"sees at {draws:.0e}".replace("e+0", "e"), justify="right")
+        table.add_column(f"sees at {draws:.0e}".replace("e+0", "e"), justify="right", width=7)
     for error in ERRORS:
-        table.add_column(f"draws for {error:.1%}", justify="right")
+        table.add_column(f"needs for {error:.1%}", justify="right", width=5)
     for kind in kinds(tier):
         sees = [f"{value:.2g}" if (value := kind.sees(draws)) < 1 else "-" for draws in DRAWS]
         needs = ["-" if (number := kind.needs(error)) is None else f"{number:.1e}" for error in ERRORS]

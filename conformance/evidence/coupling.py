@@ -144,7 +144,8 @@ def seen(asked: str, observed: str, draws: int, sums: Running, distance: float |
     bound = float(sums.error.max())
     missed = -math.log(_MISS) / max(1, draws) if distance is None else 2 * distance
     allowed = f"no token whose interval lies further than d from its number; d is at most {bound:.2g}"
-    return Evidence(passed, asked, observed, allowed, draws=draws, detectable=missed + 2 * bound)
+    effect = "mass moved anywhere" if distance is None else "an edge of the running sums moved"
+    return Evidence(passed, asked, observed, allowed, draws=draws, detectable=missed + 2 * bound, effect=effect)
 
 
 def _shift(values: Tensor) -> Tensor:

@@ -71,6 +71,12 @@ def test_larger_errors_fail_in_the_quick_tier(error: str) -> None:
     assert report.counts["fail"] == 1
 
 
+@pytest.mark.parametrize(("error", "fails"), [("probabilities rounded to bf16", 1), ("", 0)], ids=["bf16", "right"])
+def test_rounding_to_bf16_fails_where_it_moves_most(error: str, fails: int) -> None:
+    report = check(make(error), tier="full", only="draw/every-dtype/bf16-midpoints")
+    assert report.counts["fail"] == fails
+
+
 def test_a_right_sampler_of_the_same_making_passes_the_quick_tier() -> None:
     assert check(make(""), only="draw").counts["fail"] == 0
 

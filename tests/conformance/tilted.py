@@ -84,6 +84,7 @@ TILTS: dict[str, Tilt] = {
     "random signs of 3 %": _signs(0.03),
     "random signs of 15 %": _signs(0.15),
     "last partial tile dead": _dead_last_tile,
+    "probabilities rounded to bf16": lambda probs: probs.to(torch.bfloat16).to(torch.float64),
 }
 
 
