@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from conformance.cases import Case, head_and_tail
 from conformance.clauses import Tier, plan
-from conformance.evidence import cdf, counts, dispersion, pit
+from conformance.evidence import cdf, counts, dispersion, frequencies, pit
 from conformance.evidence.budget import ALPHA_FIXED_SEEDS, MISS
+from reference import Law, LawOptions
 from reference.law import sum_error
 
 DRAWS = (10**5, 10**6, 10**7, 10**8)
 ERRORS = (0.05, 0.01, 0.005, 0.002, 0.001)
 
-PARTS = 16
-"""A check's share of the budget goes to about so many tests; the power depends on its logarithm alone."""
+MOST_DRAWS = 10**10
+"""Errors that need more are not seen."""
 
 DIRECTED = 1e-6
 """How near to an edge the numbers of directed coupling lie."""
@@ -32,60 +35,93 @@ DIRECTED = 1e-6
 class Kind:
     """One kind of test.
 
-    sees: the least error, as a probability, that is seen with this many draws with probability 1 - 1e-6.
-    needs: the least number of draws that see this error; None where no number does.
+    sees: the least error, as a probability, that is seen with this many draws with probability 1 - 1e-6; 1 is none.
     """
 
     name: str
     error: str
     sees: Callable[[float], float]
-    needs: Callable[[float], int | None]
+
+    def needs(self, error: float) -> int | None:
+        """The least number of draws that see this error, to 1 %; None where no number up to 1e10 does."""
+        low, high = 1.0, 100.0
+        while self.sees(high) > error:
+            low, high = high, 4 * high
+            if high > MOST_DRAWS:
+                return None
+        while high / low > 1.01:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.sees(middle) > error else (low, middle)
+        return math.ceil(high)
 
 
 def kinds(tier: Tier) -> Iterator[Kind]:
-    """The kinds of test of a tier, at the alpha that it gives to each."""
+    """The tests of a tier on the inputs, with the allowances, and at the alpha that they have there."""
     alpha = alpha_of(tier)
-    yield _cell("half of all tokens", 0.5, alpha)
-    yield _cell("a token of 1 %", 0.01, alpha)
+    case = next(case for _, case in plan(tier) if case.name == "most-draws-large")
+    law = _law(case)
+    cells = cells_of(law)
+    for what, name in (("one half of the tokens", "parity 0"), ("a lane", "lane 0"), ("a tile", "tile 0")):
+        yield _cell(what, name, cells, alpha / 4)
+    yield _cell("the likeliest token", f"token {int(law.probs[0].argmax())}", cells, alpha / 4)
     for gap in tier.tail_gaps:
-        tail = 1 / (1 + math.exp(gap) / (tier.large_vocab - 1))
-        yield _cell(f"tail at {gap} nats, {tail:.2g}", tail, alpha)
-    for cells in (64, 1024, tier.large_vocab):
-        yield _scatter(cells, alpha)
-    yield Kind(
-        "distribution function",
-        "mass moved across",
-        partial(cdf.detectable, alpha=alpha),
-        partial(cdf.draws_for, alpha=alpha),
-    )
-    near = 2 * pit.NEAR - pit.NEAR**2
-    yield replace(_cell("pairs near each other", near, alpha), error="pairs that repeat")
+        width = tier.large_vocab
+        tail = cells_of(_law(Case("gap", head_and_tail(width, gap), width)))
+        yield _cell(f"the tail at {gap} nats", f"token {width // 2}", tail, alpha / 4)
+    found = list(frequencies.scatters(law, 0, 0))
+    for_tokens, for_others = frequencies.shares(alpha / 2, len(found) - 1)
+    for scatter in found:
+        yield _scatter(scatter, for_tokens if scatter.name == "token" else for_others)
+    for by_rank in (False, True):
+        yield _distribution(law, alpha / 8, by_rank=by_rank)
+    near = np.array([2 * pit.NEAR - pit.NEAR**2])
+    yield Kind("pairs near each other", "pairs that repeat", partial(_one_cell, near, near, alpha / 8))
     yield _coupling(tier, directed=False)
     yield _coupling(tier, directed=True)
 
 
-def _cell(name: str, probability: float, alpha: float) -> Kind:
+def alpha_of(tier: Tier) -> float:
+    """Of the last look of one check: half of an even share of the run's."""
+    return ALPHA_FIXED_SEEDS / sum(clause.statistical for clause, _ in plan(tier)) / 2
+
+
+def cells_of(law: Law) -> counts.Cells:
+    """The cells that are judged one by one, without draws."""
+    return counts.cells_of(torch.zeros_like(law.probs, dtype=torch.int64), law)
+
+
+def _law(case: Case) -> Law:
+    return case.law(LawOptions(), torch.device("cpu"))
+
+
+def _cell(what: str, name: str, cells: counts.Cells, alpha: float) -> Kind:
+    at = cells.names.index(f"slot 0, {name}")
+    share = alpha / (2 * len(cells.names))
+    return Kind(what, "mass in or out", partial(_one_cell, cells.low[[at]], cells.high[[at]], share))
+
+
+def _one_cell(low: counts.Array, high: counts.Array, alpha: float, draws: float) -> float:
+    number = np.array([int(draws)])
+    return min(1.0, counts.detectable(counts.Cells([""], number, number, low, high), alpha))
+
+
+def _scatter(scatter: frequencies.Scatter, alpha: float) -> Kind:
+    none = torch.zeros(len(scatter.labels), dtype=torch.int64)
+
     def sees(draws: float) -> float:
-        number, p = np.array([int(draws)]), np.array([probability])
-        return counts.detectable(counts.Cells([""], number, number, p, p), alpha / 2)
+        table = scatter.table(none, dispersion.poisson_mean(int(draws))).numpy()
+        return dispersion.Tail(dispersion.PoissonCells(*table), alpha).detectable(1 - MISS) / 2
 
-    def needs(error: float) -> int | None:
-        return counts.draws_for(error, probability, alpha) if error < min(1 - probability, probability) else None
-
-    return Kind(name, "mass in or out", sees, needs)
+    return Kind(f"scatter by {scatter.name}, {int(scatter.kept.sum()):,}", "cells off in turns", sees)
 
 
-def _scatter(cells: int, alpha: float) -> Kind:
+def _distribution(law: Law, alpha: float, *, by_rank: bool) -> Kind:
+    slack = pit.slack(law, by_rank=by_rank)
+
     def sees(draws: float) -> float:
-        even = dispersion.even_cells(cells, dispersion.poisson_mean(int(draws)))
-        return dispersion.Tail(even, alpha).detectable(1 - MISS) / 2
+        return min(1.0, slack + cdf.detectable(draws, alpha))
 
-    return Kind(
-        f"scatter over {cells:,} cells",
-        "cells off in turns",
-        sees,
-        partial(dispersion.draws_for, number=cells, alpha=alpha),
-    )
+    return Kind(f"distribution by {'rank' if by_rank else 'index'}", "mass moved across", sees)
 
 
 def _coupling(tier: Tier, *, directed: bool) -> Kind:
@@ -93,20 +129,10 @@ def _coupling(tier: Tier, *, directed: bool) -> Kind:
     d = sum_error(tier.large_vocab) + 9 * 2.0**-24
 
     def sees(draws: float) -> float:
-        return 2 * (d + DIRECTED) if directed else math.log(1 / MISS) / draws + 2 * d
-
-    def needs(error: float) -> int | None:
-        if directed:
-            return 1 if error > 2 * (d + DIRECTED) else None
-        return math.ceil(math.log(1 / MISS) / (error - 2 * d)) if error > 2 * d else None
+        return 2 * (d + DIRECTED) if directed else min(1.0, math.log(1 / MISS) / draws + 2 * d)
 
     kind, what = ("directed", "an edge moved") if directed else ("undirected", "mass moved")
-    return Kind(f"coupling, {kind}", what, sees, needs)
-
-
-def alpha_of(tier: Tier) -> float:
-    """The alpha of one test: the run's, evenly over all statistical checks, and over the parts of each."""
-    return ALPHA_FIXED_SEEDS / sum(clause.statistical for clause, _ in plan(tier)) / PARTS
+    return Kind(f"coupling, {kind}", what, sees)
 
 
 def to_json(tier: Tier) -> dict[str, Any]:
@@ -142,7 +168,7 @@ def show(tier: Tier, console: Console) -> None:
         table.add_row(kind.name, kind.error, *sees, *(each.replace("e+0", "e") for each in needs))
     console.print(table)
     console.print(
-        f"Tier {tier.name}: each test fails a right sampler with probability {alpha_of(tier):.1e} at most, and\n"
-        f"overlooks an error of the size shown with probability {MISS:.0e}. Errors are probabilities: so much of the\n"
-        "mass is misplaced."
+        f"Tier {tier.name}, V = {tier.large_vocab:,}, the logits of its largest case. A check fails a right sampler\n"
+        f"with probability {2 * alpha_of(tier):.1e} at most; each test overlooks an error of the size shown with\n"
+        f"probability {MISS:.0e}. Errors are probabilities: so much of the mass is misplaced."
     )

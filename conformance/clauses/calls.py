@@ -100,7 +100,8 @@ def _index_tensors(subject: Subject, case: Case, alpha: float) -> Iterator[Evide
     for dtype in (torch.int32, torch.int64):
         for device in ("cpu", "same"):
             for step in (1, 2):
-                manner = Manner(index_dtype=dtype, index_device=device, index_padding=3, index_step=step)
+                name = f"{dtype}, {device}, {step} apart"
+                manner = Manner(name, index_dtype=dtype, index_device=device, index_padding=3, index_step=step)
                 yield from draws_follow_law(subject, case.but(draws=case.draws // 8), alpha / 8, manner)
 
 

@@ -90,7 +90,8 @@ def _every_other(logits: Tensor) -> Tensor:
 def _strides(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     for layout in (_padded_rows, _transposed, _every_other):
         for gather in (True, False):
-            manner = Manner(layout.__name__, logits=layout, gather=gather)
+            name = f"{layout.__name__}, {'gathered' if gather else 'in order'}"
+            manner = Manner(name, logits=layout, gather=gather)
             yield from draws_follow_law(subject, case, alpha / 6, manner)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,8 +81,7 @@ def detectable(cells: Cells, alpha: float, miss: float = MISS) -> float:
     hardest cell. Cells that must stay empty, or take everything, see more than the others and are left out.
     """
     n = cells.trials
-    least = stats.binom.isf(alpha, n, cells.high) + 1  # the smallest count that fails
-    most = stats.binom.ppf(alpha, n, cells.low) - 1  # the largest count that fails, -1 if none
+    least, most = _limits(cells, alpha)
     with np.errstate(invalid="ignore"):
         up = np.where(
             least <= n, special.betaincinv(least, np.maximum(n - least + 1, 1), 1 - miss) - cells.high, np.inf
@@ -89,6 +89,33 @@ def detectable(cells: Cells, alpha: float, miss: float = MISS) -> float:
         down = np.where(most >= 0, cells.low - special.betaincinv(most + 1, np.maximum(n - most, 1), miss), np.inf)
     shifts = np.minimum(up, down)[(cells.high > 0) & (cells.low < 1)]
     return float(shifts.max()) if len(shifts) else 0.0
+
+
+def _limits(cells: Cells, alpha: float) -> tuple[Array, Array]:
+    """The smallest count that fails upwards, N + 1 if none; the largest that fails downwards, -1 if none."""
+    n = cells.trials.astype(np.float64)
+
+    def smallest(fails: Callable[[Array], npt.NDArray[np.bool_]]) -> Array:
+        low, high = np.full(len(n), -1.0), n + 1  # fails nowhere up to low, everywhere from high on
+        for _ in range(int(np.log2(n.max() + 2)) + 2):
+            middle = np.floor((low + high) / 2)
+            low, high = np.where(fails(middle), (low, middle), (middle, high))
+        return high
+
+    # The tails themselves: scipy's inverse of the upper one goes through 1 - alpha, which is 1 below 1e-16.
+    def upwards(x: Array) -> npt.NDArray[np.bool_]:
+        tail = special.betainc(np.maximum(x, 1), np.maximum(n - x, 0) + 1, cells.high)
+        found: npt.NDArray[np.bool_] = (x > n) | ((x > 0) & (tail < alpha))
+        return found
+
+    def not_downwards(x: Array) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = (
+            special.betainc(np.maximum(n - x, 1), np.maximum(x, 0) + 1, 1 - cells.low) >= alpha
+        )
+        return found | (x >= n)
+
+    up, down = smallest(upwards), smallest(not_downwards) - 1
+    return up, down
 
 
 def draws_for(shift: float, probability: float, alpha: float) -> int:
@@ -110,9 +137,10 @@ def cells_of(counts: Tensor, law: Law) -> Cells:
     names: list[str] = []
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for slot in range(slots):
+        aligned = partitions.aligned(law.probs[slot])
         for name, labels in partitions.cells(law.probs[slot]):
             number = int(labels.max()) + 1
-            bounds = partitions.bounds(law, slot, labels, number)
+            bounds = partitions.bounds(law, slot, labels, number, aligned=aligned)
             rounding = partitions.cdf_rounding(bounds.runs, width, aligned=bounds.aligned)
             slack = torch.where(bounds.law + bounds.slack > 0, bounds.slack + rounding, 0.0)
             low, high = ((bounds.law + sign * slack).clamp(0, 1) for sign in (-1, 1))

@@ -24,10 +24,12 @@ _SINGLE = 1 / 16
 """Share of alpha for single cells that are beyond anything: the sum is over counts below that."""
 
 _BUCKET = 1.25
-"""Cells whose expectations lie within this factor share two evaluations, at the least and the greatest of them."""
+"""Cells whose expectations lie within this factor, and whose slack and variance within 2 and 4 in units of them, share
+two evaluations, at the least and the greatest expectation."""
 
-_NODES, _WEIGHTS = np.array([-math.sqrt(3), 0.0, math.sqrt(3)]), np.array([1 / 6, 2 / 3, 1 / 6])
-"""Gauss-Hermite: averages over a normal number, exact for polynomials up to the fifth degree."""
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
+_WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
+"""Averages over a normal number, exact for polynomials up to the ninth degree."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,17 @@ def scattered(asked: str, cells: PoissonCells, draws: int, alpha: float) -> Evid
     tail = Tail(cells, alpha)
     statistic = _statistic(cells)
     p_value = tail.p_value(cells, statistic)
+    observed = f"{statistic:.6g} over {len(cells.counts)} cells"
+    if (beyond := cells.counts - tail.most).max() > 0:
+        worst = int(beyond.argmax())
+        observed += (
+            f"; a single cell has {cells.counts[worst]:.0f} draws where {cells.expected[worst]:.4g} are expected, "
+            f"and {tail.most[worst]:.0f} are the most that chance makes"
+        )
     return Evidence(
         passed=bool(p_value >= alpha),
         asked=asked,
-        observed=f"{statistic:.6g} over {len(cells.counts)} cells",
+        observed=observed,
         allowed=f"up to {tail.critical:.6g}, with expectation 0 and deviation {tail.deviation:.4g} by chance alone",
         draws=draws,
         p_value=p_value,
@@ -97,7 +106,7 @@ class Tail:
         buckets = _Buckets.of(cells)
         highest = buckets.greatest + buckets.slack + 8 * buckets.spread
         most = _highest_counts(highest, alpha * _SINGLE / max(1, len(expected)))
-        self._most, self._highest = most[buckets.of_cell], highest[buckets.of_cell]
+        self.most, self._highest = most[buckets.of_cell], highest[buckets.of_cell]
         guess = math.sqrt(-2 * math.log(alpha)) / self.deviation
         # s stays below 1/2, where a cell's factor begins to diverge for large E.
         self._s = np.minimum(guess * np.geomspace(1 / 32, 2, 16), 0.49)
@@ -107,7 +116,7 @@ class Tail:
     def p_value(self, cells: PoissonCells, statistic: float) -> float:
         """Of the statistic, and of the most extreme single cell."""
         bound = math.exp(min(0.0, float((self._log_m - self._s * statistic).min()))) / (1 - _SINGLE)
-        beyond = cells.counts > self._most
+        beyond = cells.counts > self.most
         if beyond.any():
             tails: Array = np.asarray(stats.poisson.sf(cells.counts[beyond] - 1, self._highest[beyond]))
             bound = min(bound, float(tails.min()) * len(cells.counts) / _SINGLE)
@@ -196,7 +205,18 @@ class _Buckets:
     @staticmethod
     def of(cells: PoissonCells) -> _Buckets:
         """1 is a boundary, as the weight changes there. Below 1/64 cells hardly count, and share one bucket."""
-        level = np.floor(np.log(np.maximum(cells.expected, 1 / 64)) / math.log(_BUCKET)).astype(np.int64)
+        expected = np.maximum(cells.expected, 1 / 64)
+        levels = [
+            np.floor(np.log(np.maximum(values, floor)) / math.log(base))
+            for values, floor, base in (
+                (expected, 0.0, _BUCKET),
+                (cells.slack / expected, 2.0**-20, 2.0),
+                (cells.variance / expected, 4.0**-10, 4.0),
+            )
+        ]
+        level = np.ravel_multi_index(
+            [(x - x.min()).astype(np.int64) for x in levels], [int(np.ptp(x)) + 1 for x in levels]
+        )
         _, of_cell, sizes = np.unique(level, return_inverse=True, return_counts=True)
         least, greatest, slack, variance = np.full(len(sizes), np.inf), *np.zeros((3, len(sizes)))
         np.minimum.at(least, of_cell, cells.expected)
@@ -213,7 +233,10 @@ def _log_mgf(buckets: _Buckets, s: Array, most: Array) -> Array:
     high_end = _log_factor(buckets.greatest, buckets, most, s) if (buckets.greatest > buckets.least).any() else low_end
     width = np.maximum(buckets.greatest - buckets.least, 1e-300)
     place = np.clip((buckets.mean - buckets.least) / width, 0, 1)[:, None]
-    total: Array = (buckets.sizes[:, None] * ((1 - place) * low_end + place * high_end)).sum(0)
+    chord = (1 - place) * low_end + place * high_end
+    # Below an expectation of 1 rates end at 0, and above it the weight changes: not convex there, but monotone.
+    bent = ((buckets.least < _BUCKET) & (buckets.greatest > 0.4))[:, None]
+    total: Array = (buckets.sizes[:, None] * np.where(bent, np.maximum(low_end, high_end), chord)).sum(0)
     return total
 
 

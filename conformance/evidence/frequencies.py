@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,29 +51,58 @@ def judge_counts(counts: Tensor, poisson: Tensor, law: Law, alpha: float, seed: 
         yield cdf.distance(asked, *ordered, pit.slack(law, by_rank=by_rank), alpha / 8)
 
 
+@dataclass(frozen=True)
+class Scatter:
+    """A partition of one slot's tokens, and what its cells hold for each draw.
+
+    labels: int64 [W]. mass, slack, variance: float64 [cells], as in `PoissonCells`. kept: bool [cells], those judged.
+    """
+
+    name: str
+    labels: Tensor
+    mass: Tensor
+    slack: Tensor
+    variance: Tensor
+    kept: Tensor
+
+    def table(self, counts: Tensor, draws: float) -> Tensor:
+        """float64 [4, kept cells]: the columns of `PoissonCells` after this many draws. counts: int64 [W]."""
+        seen = torch.zeros(len(self.mass), dtype=torch.int64, device=counts.device).scatter_add_(0, self.labels, counts)
+        columns = seen.to(torch.float64), draws * self.mass, draws * self.slack, draws**2 * self.variance
+        return torch.stack(columns)[:, self.kept]
+
+
+def scatters(law: Law, slot: int, seed: int) -> Iterator[Scatter]:
+    """The partitions whose cells are judged together."""
+    probs = law.probs[slot]
+    aligned, ends = partitions.aligned(probs), partitions.ends(probs)
+    for name, labels in partitions.scatters(probs, seed):
+        bounds = partitions.bounds(law, slot, labels, int(labels.max()) + 1, aligned=aligned)
+        rounding, variance = partitions.step_errors(bounds)
+        slack = bounds.slack + rounding
+        slack[labels[ends]] += sum_error(law.probs.shape[1]) / 2
+        kept = bounds.law + bounds.slack > 0
+        if name == "token":
+            kept[ends] = False
+        yield Scatter(name, labels, bounds.law, slack, variance, kept)
+
+
+def shares(alpha: float, number: int) -> tuple[float, float]:
+    """The alpha of the scatter over single tokens, and of each of the `number` others: half of it all, as the rest."""
+    return alpha / 2, alpha / 2 / number
+
+
 def _scatters(poisson: Tensor, draws: int, law: Law, alpha: float, seed: int) -> Iterator[Evidence]:
-    """Each partition's cells of all slots in one sum; half of alpha for single tokens, the rest evenly."""
-    width = poisson.shape[1]
+    """Each partition's cells of all slots in one sum."""
     mean = poisson_mean(draws)
-    columns: dict[str, list[Tensor]] = {}
-    for slot, seen in enumerate(poisson):
-        # The last token with mass takes the rounding of the whole sum.
-        last = int((law.probs[slot] > 0).nonzero()[-1, 0])
-        for name, labels in partitions.scatters(law.probs[slot], seed):
-            number = int(labels.max()) + 1
-            bounds = partitions.bounds(law, slot, labels, number)
-            count = torch.zeros(number, dtype=torch.int64, device=seen.device).scatter_add_(0, labels, seen)
-            rounding, variance = partitions.step_errors(bounds)
-            slack = bounds.slack + rounding
-            slack[labels[last]] += sum_error(width) / 2
-            cells = torch.stack([count.to(torch.float64), mean * bounds.law, mean * slack, mean**2 * variance])
-            keep = bounds.law + bounds.slack > 0
-            if name == "token":
-                keep[last] = False
-            columns.setdefault(name, []).append(cells[:, keep])
-    for name, parts in columns.items():
+    tables: dict[str, list[Tensor]] = {}
+    for slot, counts in enumerate(poisson):
+        for scatter in scatters(law, slot, seed):
+            tables.setdefault(scatter.name, []).append(scatter.table(counts, mean))
+    for_tokens, for_others = shares(alpha, len(tables) - 1)
+    for name, parts in tables.items():
         table = torch.cat(parts, 1).cpu().numpy()
         if not table.size:
             continue  # one token has all the mass: support has judged every draw
-        share = alpha / 2 if name == "token" else alpha / 2 / (len(columns) - 1)
+        share = for_tokens if name == "token" else for_others
         yield scattered(f"scatter of counts over cells by {name}", PoissonCells(*table), draws, share)

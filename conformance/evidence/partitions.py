@@ -92,7 +92,7 @@ def scatters(probs: Tensor, seed: int) -> list[tuple[str, Tensor]]:
     ]
 
 
-def bounds(law: Law, slot: int, labels: Tensor, number: int) -> Bounds:
+def bounds(law: Law, slot: int, labels: Tensor, number: int, *, aligned: bool) -> Bounds:
     """The hull over subsets of the band's tokens, and over masses that are off by e^(+-log_error)."""
 
     def per_cell(values: Tensor, at: Tensor) -> Tensor:
@@ -110,15 +110,31 @@ def bounds(law: Law, slot: int, labels: Tensor, number: int) -> Bounds:
     high = torch.where(greatest > 0, greatest / (greatest + others_least), 0.0).nan_to_num(1.0)
     center = per_cell(probs, labels)
     runs = per_cell((labels != labels.roll(1)).to(torch.float64), labels).clamp(min=1)
-    return Bounds(center, torch.maximum(high - center, center - low).clamp(min=0), runs, aligned(probs))
+    return Bounds(center, torch.maximum(high - center, center - low).clamp(min=0), runs, aligned)
 
 
 def aligned(probs: Tensor) -> bool:
-    """Whether most tokens of this slot have the mass of the one before.
+    """Whether most tokens of this slot have about the mass of the one a short way before: 1, 2, 4, ... or 4,096.
 
-    Then tile after tile adds the same numbers and rounds alike, so that errors repeat with the tiles' period.
+    Then tile after tile adds about the same numbers and rounds alike, so that errors repeat with the tiles' period.
+    About: within 1/64, as the sum of a few hundred such tokens moves by less than a step of its rounding.
     """
-    return bool((probs[1:] == probs[:-1]).to(torch.float64).mean() > 1 / 2) if len(probs) > 1 else False
+    repeats = [probs.new_zeros(())]
+    for lag in (2**i for i in range(13) if 2**i < len(probs)):
+        one, other = probs[lag:], probs[:-lag]
+        both = (one > 0) & (other > 0)
+        alike = both & ((one - other).abs() <= other / 64)
+        repeats.append(alike.sum() / both.sum().clamp(min=64))
+    return bool(torch.stack(repeats).max() > 1 / 2)
+
+
+def ends(probs: Tensor) -> list[int]:
+    """The tokens of this slot that take the rounding of the whole sum: the last one with mass, and the least one.
+
+    By index, and in descending order, as samplers that sort first add them.
+    """
+    kept = (probs > 0).nonzero()[:, 0]
+    return [int(kept[-1]), int(kept[probs[kept].flip(0).argmin().neg() - 1])]
 
 
 def cdf_rounding(runs: Tensor, width: int, *, aligned: bool) -> Tensor:
@@ -138,13 +154,14 @@ def cdf_rounding(runs: Tensor, width: int, *, aligned: bool) -> Tensor:
 def step_errors(bounds: Bounds) -> tuple[Tensor, Tensor]:
     """How far the mass of each cell may be off by its steps' own roundings: a bound, and a variance beside it.
 
-    Two roundings a run, each within +- 2^-24: 2^-25 for the running sum, as much for the grid of u. Independent, unless
-    they may repeat. What far steps have in common is left to `cdf_rounding`: it moves few cells, and those
-    by little against their own mass.
+    At both ends of a run, 2^-25 for the running sum and as much for the grid of u. Independent, unless they may repeat:
+    then a number within +- b has no greater exponential moments than a normal one of variance b^2 (Hoeffding),
+    and four times 2^-50 is 2^-48. What far steps have in common is left to `cdf_rounding`: it moves few cells,
+    and those by little against their own mass.
     """
     if bounds.aligned:
         return 2 * bounds.runs * 2.0**-24, torch.zeros_like(bounds.runs)
-    return torch.zeros_like(bounds.runs), 2 * bounds.runs * 2.0**-48
+    return torch.zeros_like(bounds.runs), bounds.runs * 2.0**-48
 
 
 def _strata(probs: Tensor, groups: int) -> Tensor:

@@ -7,6 +7,8 @@ pairs of draws be tested for independence.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -112,7 +114,8 @@ def independent(
         np.full(len(pairs), high),
     )
     worst = min(grids, key=lambda each: each.p_value or 0.0)
-    return [worst, binomial(f"{asked}: near pairs", cells, alpha / 2)]
+    p_value = min(1.0, len(grids) * (worst.p_value or 0.0))
+    return [replace(worst, p_value=p_value, alpha=alpha / 2), binomial(f"{asked}: near pairs", cells, alpha / 2)]
 
 
 def _even_cells(counts: Tensor, draws: int, mass: float, slack: float) -> PoissonCells:

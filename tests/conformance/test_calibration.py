@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from conformance.cases import Case, normal
+from conformance.cases import Case, head_and_tail, normal
 from conformance.evidence import cdf, partitions, pit
 from conformance.evidence.counts import Cells, binomial, counts_of, matches
 from conformance.evidence.dispersion import PoissonCells, poisson_mean, scattered
@@ -150,14 +150,13 @@ def test_equal_pairs_alarm_as_often_as_exact_sums_say() -> None:
     assert_alarms(int(failing[same].sum()), RUNS, size, exact=True)
 
 
-def fp32_inverse_cdf(probs: torch.Tensor, bits: int) -> Array:
+def fp32_inverse_cdf(mass: npt.NDArray[np.float32], bits: int) -> Array:
     """The exact law, float64 [W], of a sampler that adds fp32 masses as GPU block scans do.
 
     Runs of 16 a thread one after the other, 256 threads' totals by doubling, tiles of 4,096 one after the other.
     It returns the first token whose running sum exceeds a uniform of `bits` bits, or the last one with mass: so a
     token comes for the grid points between its step and the one before.
     """
-    mass = probs.float().numpy()
     threads = np.pad(mass, (0, -len(mass) % 4096)).reshape(-1, 256, 16)
     own = np.cumsum(threads, axis=2, dtype=np.float32)
     totals = own[:, :, -1].copy()
@@ -172,26 +171,55 @@ def fp32_inverse_cdf(probs: torch.Tensor, bits: int) -> Array:
     return law
 
 
-@pytest.mark.parametrize("draws", [10**6, 10**8, 10**9], ids=lambda draws: f"N1e{len(str(draws)) - 1}")
-@pytest.mark.parametrize("std", [0.0, 2.0], ids=["flat", "normal"])
-def test_a_right_fp32_sampler_passes_also_where_an_exact_null_fails_it(std: float, draws: int) -> None:
-    width = 128_256
-    law = Case("fp32", normal(1, width, 8, std=std), width).law(LawOptions(), CPU)
-    actual = fp32_inverse_cdf(law.probs[0], 24)
-    assert actual.sum() == pytest.approx(1, abs=1e-12)
-    assert not np.allclose(actual, law.probs[0].numpy(), rtol=1e-4, atol=0)
+def by_rank(probs: torch.Tensor, short: float) -> Array:
+    """The law of the same sampler on sorted masses, whose sum falls short of 1 by that much."""
+    order = probs.sort(descending=True, stable=True).indices.numpy()
+    law = np.empty(len(order))
+    law[order] = fp32_inverse_cdf((probs.numpy()[order] * (1 - short)).astype(np.float32), 24)
+    return law
+
+
+FP32_ROWS = {
+    "flat": normal(1, 128_256, 8, std=0.0),
+    "normal": normal(1, 128_256, 8),
+    "peaked": normal(1, 128_256, 8, std=5.0),
+    "within 1e-3": normal(1, 128_256, 8, std=1e-3),
+    "period 32": f"{normal(1, 32, 8)}.repeat(1, 4008)",
+    "mostly masked": f"{normal(1, 128_256, 8)}.masked_fill(torch.arange(128_256) % 29 != 3, -inf)",
+    "gap 14": head_and_tail(128_256, 14),
+}
+
+
+def fails(law: Law, actual: Array, draws: int) -> list[str]:
+    """What the judgement of that many draws from `actual` finds, drawn as counts."""
     rng = np.random.default_rng(draws)
+    assert actual.sum() == pytest.approx(1, abs=1e-12)
     counts = torch.from_numpy(rng.multinomial(draws, actual / actual.sum()))[None]
+    poisson = torch.from_numpy(rng.poisson(poisson_mean(draws) * actual))[None]
+    return [each.asked for each in judge_counts(counts, poisson, law, 1e-6 / 300, 1) if not each.passed]
+
+
+@pytest.mark.parametrize("draws", [10**7, 10**9], ids=lambda draws: f"N1e{len(str(draws)) - 1}")
+@pytest.mark.parametrize("row", FP32_ROWS)
+def test_a_right_fp32_sampler_passes(row: str, draws: int) -> None:
+    law = Case("fp32", FP32_ROWS[row], 128_256).law(LawOptions(), CPU)
+    assert fails(law, fp32_inverse_cdf(law.probs[0].float().numpy(), 24), draws) == []
+
+
+@pytest.mark.parametrize("draws", [10**7, 10**9], ids=lambda draws: f"N1e{len(str(draws)) - 1}")
+def test_a_right_fp32_sampler_that_sorts_passes(draws: int) -> None:
+    # Its least token takes what the sum falls short of 1: 50 roundings, within those that `sum_error` allows.
+    law = Case("fp32", FP32_ROWS["normal"], 128_256).law(LawOptions(), CPU)
+    assert fails(law, by_rank(law.probs[0], 50 * 2.0**-24), draws) == []
+
+
+def test_an_exact_null_fails_a_right_fp32_sampler() -> None:
+    law = Case("fp32", FP32_ROWS["normal"], 128_256).law(LawOptions(), CPU)
+    probs, draws = law.probs[0], 10**9
     mean = poisson_mean(draws)
-    poisson = rng.poisson(mean * actual)
-    evidence = list(judge_counts(counts, torch.from_numpy(poisson)[None], law, 1e-6 / 300, 1))
-    assert [each.asked for each in evidence if not each.passed] == []
-    # The same counts against the law alone, without allowance for rounding.
-    expected = mean * law.probs[0].numpy()
-    zeros = np.zeros(width)
-    simple = scattered("", PoissonCells(poisson.astype(np.float64), expected, zeros, zeros), draws, 1e-6 / 300)
-    if draws == 10**9:
-        assert not simple.passed
+    counts = np.random.default_rng(1).poisson(mean * fp32_inverse_cdf(probs.float().numpy(), 24)).astype(np.float64)
+    zeros = np.zeros(len(counts))
+    assert not scattered("", PoissonCells(counts, mean * probs.numpy(), zeros, zeros), draws, 1e-6 / 300).passed
 
 
 def test_the_suite_counts_every_draw_once() -> None:

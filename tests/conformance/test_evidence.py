@@ -11,7 +11,7 @@ import torch
 
 from conformance.cases import Case, normal, probabilities
 from conformance.evidence.budget import MISS
-from conformance.evidence.counts import Cells, binomial, cells_of, counts_of, detectable, follows_law
+from conformance.evidence.counts import Cells, _limits, binomial, cells_of, counts_of, detectable, follows_law
 from conformance.evidence.log_probs import match_law
 from conformance.evidence.support import support
 from reference import LawOptions, law
@@ -66,6 +66,16 @@ def test_detectable_is_seen_with_the_stated_power(low: float, high: float) -> No
     up, down = power(high + shift), power(low - shift)
     assert max(up, down) >= 1 - 1.01 * MISS
     assert max(power(high + 0.9 * shift), power(low - 0.9 * shift)) < 1 - MISS
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-12, 1e-20], ids=lambda alpha: f"{alpha:.0e}")
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.999])
+def test_limits_are_where_the_verdict_turns(p: float, alpha: float) -> None:
+    trials = 10**6
+    (up,), (down,) = _limits(one_cell(0, trials, p, p), alpha / 2)
+    for count, passed in ((up, False), (up - 1, True), (down, False), (down + 1, True)):
+        if 0 <= count <= trials:
+            assert binomial("", one_cell(int(count), trials, p, p), alpha).passed == passed
 
 
 def test_false_alarms_at_a_raised_alpha_stay_below_it() -> None:
