@@ -15,12 +15,13 @@ from reference.slots import Slots
 class PortableKernels:
     """See `Kernels`. Probabilities are fp32, as on a GPU; running sums are float64."""
 
-    max_elements = 2**24  # 64 MB a temporary, and a handful of temporaries
+    max_elements = 2**20  # 4 MB a temporary, 8 for the running sums: what a CPU's caches hold
     max_filtered_rows = 2**24
 
     def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
         self.vocab_size = self.width = vocab_size
         self.rng = rng
+        self._cdf = torch.empty(0, vocab_size, dtype=torch.float64, device=rng.device)
 
     def reserve(self, n: int, parts: int) -> Tensor:  # noqa: ARG002  # one number a slot, in one tensor
         """float64 [n], uniform in [0, 1)."""
@@ -37,8 +38,10 @@ class PortableKernels:
     def probabilities(self, slots: Slots) -> Batch:
         """See `Kernels.probabilities`."""
         scaled, greedy, valid = self._scaled(slots)
-        probs = torch.where(greedy[:, None], 0.0, torch.softmax(scaled, dim=1))
-        probs[greedy, self._logits(slots).argmax(1)[greedy]] = 1.0
+        probs = scaled.exp_()
+        probs /= probs.sum(1, keepdim=True)
+        probs.index_fill_(0, greedy.nonzero()[:, 0], 0.0)
+        probs[greedy, self._logits(slots)[greedy].argmax(1)] = 1.0
         _, top_k, top_p = slots.parameters()
         top_k = torch.where((top_k <= 0) | (top_k > self.vocab_size), self.vocab_size, top_k)
         top_p = torch.where((top_p <= 0) | (top_p >= 1), TOP_P_OFF, top_p)
@@ -50,7 +53,7 @@ class PortableKernels:
         # torch's own log_softmax adds a row in float32, in chains that cost 1e-4 nats at V = 262,144.
         log_probs = scaled - scaled.exp().sum(1, keepdim=True, dtype=torch.float64).log().to(torch.float32)
         log_probs[greedy] = -math.inf
-        log_probs[greedy, self._logits(slots).argmax(1)[greedy]] = 0.0
+        log_probs[greedy, self._logits(slots)[greedy].argmax(1)] = 0.0
         self._store(log_probs, valid, output)
 
     def log_filtered(self, batch: Batch, output: Tensor) -> None:
@@ -67,7 +70,10 @@ class PortableKernels:
 
     def draw(self, batch: Batch, stream: Tensor, output: Tensor) -> None:
         """See `Kernels.draw`."""
-        cdf = batch.probs.cumsum(1, dtype=torch.float64)
+        # Memory that is new at each call costs more than the sums.
+        if self._cdf.shape[0] < batch.probs.shape[0]:
+            self._cdf = torch.empty(batch.probs.shape, dtype=torch.float64, device=batch.probs.device)
+        cdf = self._cdf[: batch.probs.shape[0]].copy_(batch.probs).cumsum_(1)
         # The first token whose running sum exceeds u * total, which stays below the total: the last
         # token with mass takes the rounding, and no token without mass is ever chosen.
         total = cdf[:, -1]
@@ -99,8 +105,10 @@ class PortableKernels:
         temperature, top_k, _ = slots.parameters()
         greedy = (temperature == 0) | (top_k == 1) | ~valid
         # The difference first: z / T overflows at small T, a difference only where |z| exceeds 1.7e38.
-        scaled = (z - maximum) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
-        return torch.where(valid[:, None], scaled, 0.0), greedy, valid
+        scaled = (z - maximum).contiguous()  # rows that lie alike are summed alike
+        scaled /= temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+        scaled.index_fill_(0, (~valid).nonzero()[:, 0], 0.0)
+        return scaled, greedy, valid
 
     def _store(self, log_probs: Tensor, valid: Tensor, output: Tensor) -> None:
         output[:, self.vocab_size :] = -math.inf
