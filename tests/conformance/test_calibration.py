@@ -213,6 +213,22 @@ def test_a_right_fp32_sampler_that_sorts_passes(draws: int) -> None:
     assert fails(law, by_rank(law.probs[0], 50 * 2.0**-24), draws) == []
 
 
+def test_a_walk_from_a_carried_sum_fails_by_the_tail_that_it_cannot_draw() -> None:
+    # Each thread adds its 32 masses of 1.5e-8 one by one to a sum near 1, where the next float32 is 6e-8 away: only the
+    # first of a run, whose sum was carried there exactly, is ever drawn.
+    law = Case("gap", FP32_ROWS["gap 14"].replace("-14", "-18"), 128_256).law(LawOptions(), CPU)
+    mass = law.probs[0].float().numpy()
+    carried = np.concatenate([[0.0], law.probs[0].numpy().reshape(-1, 32).sum(1).cumsum()[:-1]]).astype(np.float32)
+    runs = mass.reshape(-1, 32).copy()
+    runs[:, 0] += carried
+    steps = np.cumsum(runs, axis=1, dtype=np.float32).reshape(-1).astype(np.float64)
+    steps[-1] = 1.0
+    actual = np.diff(np.maximum.accumulate(steps), prepend=0.0)
+    assert np.abs(steps - law.probs[0].numpy().cumsum()).max() < 2.0**-20
+    assert (actual == 0).sum() > 60_000
+    assert fails(law, actual, 2**21) != []
+
+
 def test_an_exact_null_fails_a_right_fp32_sampler() -> None:
     law = Case("fp32", FP32_ROWS["normal"], 128_256).law(LawOptions(), CPU)
     probs, draws = law.probs[0], 10**9
