@@ -30,7 +30,6 @@ class Tier:
     coupled_draws: of a case whose draws are compared with their random numbers one by one. edges: of one in which
         they lie beside so many edges.
     rows: of a batch in which each row has logits and parameters of its own.
-    wide_launch: try one call of more than 2^32 logits.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Tier:
     coupled_draws: int
     edges: int
     rows: int
-    wide_launch: bool
 
 
 _FULL = Tier(
@@ -59,7 +57,6 @@ _FULL = Tier(
     coupled_draws=10**5,
     edges=2**8,
     rows=2048,
-    wide_launch=True,
 )
 
 TIERS = {
@@ -75,7 +72,6 @@ TIERS = {
         coupled_draws=2**9,
         edges=2**5,
         rows=256,
-        wide_launch=False,
     ),
     "full": _FULL,
     "deep": replace(_FULL, name="deep", most_draws=10**8, most_large_draws=10**8),

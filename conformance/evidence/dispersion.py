@@ -27,6 +27,9 @@ _BUCKET = 1.25
 """Cells whose expectations lie within this factor, and whose slack and variance within 2 and 4 in units of them, share
 two evaluations, at the least and the greatest expectation."""
 
+_BENT = 0.4
+"""From here to 1 the factor of a cell is not a convex function of its expectation."""
+
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
 """Averages over a normal number, exact for polynomials up to the ninth degree."""
@@ -229,32 +232,31 @@ class _Buckets:
 
 def _log_mgf(buckets: _Buckets, s: Array, most: Array) -> Array:
     """Bound on log E exp(s T), T the statistic over counts up to `most`; float64, of the shape of s."""
-    low_end = _log_factor(buckets.least, buckets, most, s)
-    high_end = _log_factor(buckets.greatest, buckets, most, s) if (buckets.greatest > buckets.least).any() else low_end
-    width = np.maximum(buckets.greatest - buckets.least, 1e-300)
-    place = np.clip((buckets.mean - buckets.least) / width, 0, 1)[:, None]
-    chord = (1 - place) * low_end + place * high_end
-    # Below an expectation of 1 rates end at 0, and above it the weight changes: not convex there, but monotone.
-    bent = ((buckets.least < _BUCKET) & (buckets.greatest > 0.4))[:, None]
-    total: Array = (buckets.sizes[:, None] * np.where(bent, np.maximum(low_end, high_end), chord)).sum(0)
+    total = np.zeros(len(s))
+    columns = (buckets.sizes, buckets.least, buckets.greatest, buckets.mean, buckets.slack, buckets.spread, most)
+    for size, least, greatest, mean, slack, spread, limit in zip(*columns, strict=True):
+        low_end = high_end = _log_factor(least, slack, spread, limit, s)
+        if greatest > least:
+            high_end = _log_factor(greatest, slack, spread, limit, s)
+        place = min(1.0, max(0.0, (mean - least) / max(greatest - least, 1e-300)))
+        # Below an expectation of 1 rates end at 0, and above it the weight changes: not convex there, but monotone.
+        bent = least < _BUCKET and greatest > _BENT
+        total += size * (np.maximum(low_end, high_end) if bent else (1 - place) * low_end + place * high_end)
     return total
 
 
-def _log_factor(expected: Array, buckets: _Buckets, most: Array, s: Array) -> Array:
-    """log of the greatest E exp(s ((X - E)^2 - X) w) of a cell in each bucket; float64 [buckets, len(s)]."""
-    factors = np.empty((len(expected), len(s)))
-    for i, e in enumerate(expected):
-        weight, width = 1 / max(e, 1.0), math.sqrt(max(e, 1.0))
-        slack, spread = buckets.slack[i], buckets.spread[i]
-        rates = np.maximum(e + slack * np.array([[-1.0], [1.0]]) + spread * _NODES, 1e-300)[..., None]
-        # A sum over every integer, or over every h-th point where the terms are that smooth: with 6 points a
-        # standard deviation the two differ by exp(-2 pi^2 6^2) of the sum.
-        step = max(1.0, math.floor(width / 6))
-        x = np.arange(max(0.0, math.floor(e - 25 * width - slack - 8 * spread)), most[i] + 1, step)
-        log_pmf = x * np.log(rates) - rates - special.gammaln(x + 1)  # [2 ends, 3 rates, x]
-        highest = log_pmf.max(1)
-        averaged = highest + np.log((_WEIGHTS[:, None] * step * np.exp(log_pmf - highest[:, None])).sum(1))
-        terms = averaged + s[:, None, None] * (weight * ((x - e) ** 2 - x))
-        greatest = terms.max(2)
-        factors[i] = (greatest + np.log(np.exp(terms - greatest[..., None]).sum(2))).max(1)
-    return factors
+def _log_factor(e: float, slack: float, spread: float, most: float, s: Array) -> Array:
+    """log of the greatest E exp(s ((X - e)^2 - X) w) of a cell; float64 [len(s)]."""
+    weight, width = 1 / max(e, 1.0), math.sqrt(max(e, 1.0))
+    rates = np.maximum(e + slack * np.array([[-1.0], [1.0]]) + spread * _NODES, 1e-300)[..., None]
+    # A sum over every integer, or over every h-th point where the terms are that smooth: with 6 points a
+    # standard deviation the two differ by exp(-2 pi^2 6^2) of the sum.
+    step = max(1.0, math.floor(width / 6))
+    x = np.arange(max(0.0, math.floor(e - 25 * width - slack - 8 * spread)), most + 1, step)
+    log_pmf = x * np.log(rates) - rates - special.gammaln(x + 1)  # [2 ends, rates, x]
+    highest = log_pmf.max(1)
+    averaged = highest + np.log((_WEIGHTS[:, None] * step * np.exp(log_pmf - highest[:, None])).sum(1))
+    terms = averaged + s[:, None, None] * (weight * ((x - e) ** 2 - x))
+    greatest = terms.max(2)
+    factor: Array = (greatest + np.log(np.exp(terms - greatest[..., None]).sum(2))).max(1)
+    return factor

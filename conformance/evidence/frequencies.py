@@ -89,7 +89,7 @@ def scatters(law: Law, slot: int, seed: int) -> Iterator[Scatter]:
 
 def shares(alpha: float, number: int) -> tuple[float, float]:
     """The alpha of the scatter over single tokens, and of each of the `number` others: half of it all, as the rest."""
-    return alpha / 2, alpha / 2 / number
+    return alpha / 2, alpha / 2 / max(1, number)
 
 
 def _scatters(poisson: Tensor, draws: int, law: Law, alpha: float, seed: int) -> Iterator[Evidence]:

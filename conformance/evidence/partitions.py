@@ -75,21 +75,24 @@ def cells(probs: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def scatters(probs: Tensor, seed: int) -> list[tuple[str, Tensor]]:
-    """Partitions of one slot's tokens for a test of all cells at once: names, and labels int64 [W]."""
+    """Partitions of one slot's tokens for a test of all cells at once: names, and labels int64 [W].
+
+    Only those with cells of four tokens or more, beside that of single tokens.
+    """
     width = len(probs)
     index = torch.arange(width, device=probs.device)
-    order = torch.argsort(probs, descending=True, stable=True)
-    by_rank = torch.empty_like(index)
-    by_rank[order] = _strata(probs[order], HASHES)
-    hashed = torch.randint(HASHES, (width,), generator=torch.Generator().manual_seed(seed))
-    return [
-        ("token", index),
-        ("place in a vector", index % VECTOR),
-        ("place in a tile", index % TILE),
-        ("vector", index // VECTOR),
-        ("rank group", by_rank),
-        ("hash", hashed.to(probs.device)),
-    ]
+    partitions = [("token", index)]
+    if width >= 4 * VECTOR:
+        partitions += [("place in a vector", index % VECTOR), ("vector", index // VECTOR)]
+    if width >= 4 * TILE:
+        partitions.append(("place in a tile", index % TILE))
+    if width >= 4 * HASHES:
+        order = torch.argsort(probs, descending=True, stable=True)
+        by_rank = torch.empty_like(index)
+        by_rank[order] = _strata(probs[order], HASHES)
+        hashed = torch.randint(HASHES, (width,), generator=torch.Generator().manual_seed(seed))
+        partitions += [("rank group", by_rank), ("hash", hashed.to(probs.device))]
+    return partitions
 
 
 def bounds(law: Law, slot: int, labels: Tensor, number: int, *, aligned: bool) -> Bounds:

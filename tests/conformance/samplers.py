@@ -77,14 +77,16 @@ class PlainSampling(Sampling):
             requests = torch.zeros_like(requests)
         if fault == "row-off-by-one":
             rows = (rows + 1) % slots.logits.shape[0]
-        probs = self._probs(slots, rows, requests)
+        # A row's law is found once, however many slots share it.
+        pairs, of_slot = torch.unique(torch.stack([rows, requests], 1), dim=0, return_inverse=True)
+        probs = self._probs(slots, pairs[:, 0], pairs[:, 1])
         if fault == "one-slot-is-greedy" and slots.n == 1:
             output.copy_(probs.nan_to_num(0.0).argmax(1))
             return
-        backwards = (slots.top_p[requests] == 1) & (fault == "p-one-scans-backwards")
+        backwards = (slots.top_p[pairs[:, 1]] == 1) & (fault == "p-one-scans-backwards")
         probs = torch.where(backwards[:, None], probs.flip(1), probs)
-        ids = self._draw(probs, all_greedy=bool((slots.temperature[requests] == 0).all()))
-        output.copy_(torch.where(backwards, probs.shape[1] - 1 - ids, ids))
+        ids = self._draw(probs, of_slot, all_greedy=bool((slots.temperature[requests] == 0).all()))
+        output.copy_(torch.where(backwards[of_slot], probs.shape[1] - 1 - ids, ids))
 
     def _log_probs(self, slots: Slots, output: Tensor) -> None:
         fault = self.fault
@@ -190,17 +192,18 @@ class PlainSampling(Sampling):
         mass = torch.where(greedy, greedy_rows, mass / mass.sum(1, keepdim=True))
         return torch.where(invalid[:, None], math.nan, mass)
 
-    def _draw(self, probs: Tensor, *, all_greedy: bool) -> Tensor:
+    def _draw(self, probs: Tensor, of_slot: Tensor, *, all_greedy: bool) -> Tensor:
+        """int64 [n]. probs: float64 [pairs, W]. of_slot: int64 [n], the pair of each slot."""
         fault = self.fault
         state = self.rng.get_state()
         generator = None if fault == "default-generator" else self.rng
-        u = torch.rand(len(probs), generator=generator, dtype=torch.float64)
+        u = torch.rand(len(of_slot), generator=generator, dtype=torch.float64)
         if fault == "repeats-numbers" or (fault == "greedy-step-does-not-advance" and all_greedy):
             self.rng.set_state(state)
         if fault == "takes-the-next-numbers":
             # Tokens from the numbers that the generator gives next, as if torch's draws had a counter of their own.
             self.rng.set_state(state)
-            u = torch.rand(len(probs), generator=self.rng, dtype=torch.float32).double()
+            u = torch.rand(len(u), generator=self.rng, dtype=torch.float32).double()
             self.rng.set_state(state)
         if fault == "advances-half":
             self.rng.set_state(state)
@@ -217,18 +220,18 @@ class PlainSampling(Sampling):
         if fault == "rows-share-in-pairs":
             u = u[torch.arange(len(u)) // 2 * 2]
         if fault == "number-depends-on-row-before":
-            u = (u + probs.nan_to_num(0.5).amax(1).roll(1)) % 1
+            u = (u + probs.nan_to_num(0.5).amax(1)[of_slot].roll(1)) % 1
         if fault == "antithetic-rows":
             u = torch.where(torch.arange(len(u)) % 2 == 0, u, 1 - u.roll(1))
         if fault == "coarse-numbers":
             u = (u * 2**8).floor() / 2**8
         cdf = probs.nan_to_num(0.0).cumsum(1)
-        threshold = u * cdf[:, -1]
-        if fault == "draws-first-at-zero":
-            return torch.searchsorted(cdf, threshold[:, None] * (u[:, None] > 2**-9)).clamp(max=probs.shape[1] - 1)[
-                :, 0
-            ]
-        ids = torch.searchsorted(cdf, threshold[:, None], right=True)[:, 0]
+        right = fault != "draws-first-at-zero"
+        threshold = u * cdf[of_slot, -1] * (1.0 if right else (u > 2**-9).double())
+        ids = torch.empty_like(of_slot)
+        for pair in range(len(cdf)):
+            mine = of_slot == pair
+            ids[mine] = torch.searchsorted(cdf[pair], threshold[mine], right=right)
         return ids.clamp(max=probs.shape[1] - 1)
 
 

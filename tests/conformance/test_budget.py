@@ -86,7 +86,7 @@ def test_draws_are_chosen_for_the_deep_tier_alone() -> None:
 
 def test_a_slow_sampler_gets_no_more_draws_than_it_claims() -> None:
     assert max(case.draws for _, case in plan(TIERS["full"], 2**20)) == 2**20
-    assert max(case.draws for _, case in plan(TIERS["full"])) == 10**7
+    assert max(case.draws for _, case in plan(TIERS["full"])) == 2 * 10**7
     with pytest.raises(ValueError, match="most_draws"):
         check(ReferenceSampling, claims=Claims(most_draws=LEAST_DRAWS - 1))
 
