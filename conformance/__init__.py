@@ -5,5 +5,6 @@ from conformance.claims import Claims
 from conformance.evidence import Evidence
 from conformance.report import Report, Result
 from conformance.runner import check
+from conformance.streams import Stream
 
-__all__ = ["Claims", "Evidence", "Report", "Result", "check", "from_function"]
+__all__ = ["Claims", "Evidence", "Report", "Result", "Stream", "check", "from_function"]
