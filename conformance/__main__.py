@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -122,6 +123,17 @@ def _power(options: argparse.Namespace) -> int:
     return CONFORMANT
 
 
+def _number(text: str) -> int:
+    """A whole number, also as 1e8."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"must be a whole number such as 1e8, got {text!r}")
+    return int(value)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="conformance", description="Judge a token sampler against the law.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -130,8 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--sampler", required=True, metavar="MODULE:FACTORY", help="factory(vocab_size, rng) -> Sampling")
     run.add_argument("--claims", metavar="MODULE:OBJECT", help="a conformance.Claims; else the factory's own")
     run.add_argument("--tier", choices=sorted(TIERS), default="quick")
-    run.add_argument("--draws", type=lambda text: int(float(text)), metavar="N",
-                     help="with --tier deep: draws of the two cases that get most, 1e8 by default")  # fmt: skip
+    run.add_argument(
+        "--draws",
+        type=_number,
+        metavar="N",
+        help="with --tier deep: draws of the two cases that get most, 1e8 by default",
+    )
     run.add_argument("--device", default="cpu", help="cpu or cuda")
     run.add_argument("--report", type=Path, metavar="FILE.json", help="write a JSON report")
     run.add_argument("--only", action="append", default=[], metavar="CLAUSE", help="a clause or check id; repeatable")

@@ -58,10 +58,10 @@ def _undirected_cases(tier: Tier) -> Iterator[Case]:
     for case in for_each_mix(peaked):
         # The three kernels that draw by themselves get most.
         few = case.name in {"peaked-both", "peaked-mixed"}
-        yield case.but(draws=max(2**9, draws // 4)) if few else case
+        yield case.but(draws=max(2**9, draws // 8)) if few else case
     yield peaked.but(name="p-off", top_p=(1.0,), draws=unfiltered)
     yield Case("flat", f"torch.zeros(1, {width})", width, draws=unfiltered)
-    draws = max(2**9, draws // 4)
+    draws = max(2**9, draws // 8)
     yield Case("k50", _grid(1, width, 32), width, (0.8,), (50,), dtype="bf16", draws=draws)
     ties = Case("ties", _grid(2, width, 33, 1.0), width, (0.8, 1.2), draws=draws // 2)
     for mix, top_k, top_p in (("top-p", (0,), (0.8,)), ("top-k", (40,), (0.0,)), ("both", (400,), (0.8,))):

@@ -191,6 +191,11 @@ def test_command_line_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["run", "--sampler", "reference:ReferenceSampling", "--only", "graphs"]) == 2  # nothing applies here
     assert main(["run", "--sampler", broken, "--report", str(tmp_path / "none" / "report.json"), *only]) == 2
     assert main(["explain", "nonsense"]) == 2
+    for tier, draws in (("full", "1e8"), ("deep", "1e3")):
+        assert main(["run", "--sampler", "reference:ReferenceSampling", "--tier", tier, "--draws", draws]) == 2
+    for draws in ("x", "1.5", "inf"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["run", "--sampler", "reference:ReferenceSampling", "--tier", "deep", "--draws", draws])
     with pytest.raises(SystemExit, match="2"):
         main(["run"])
 
