@@ -34,14 +34,16 @@ class Claims:
     most_draws: int | None = None
 
     def check(self) -> None:
-        """Raise a ValueError for options that the law knows and this suite cannot judge yet."""
+        """Raise a ValueError for options that this suite cannot judge yet, and for claims that are none."""
         default = LawOptions()
         for name in ("log_probs", "parameters_by", "uniform_bits"):
             claimed, allowed = getattr(self.options, name), getattr(default, name)
             if claimed != allowed:
                 raise ValueError(f"claims.options.{name} must be {allowed!r} in this version, got {claimed!r}")
-        if self.most_draws is not None and self.most_draws < LEAST_DRAWS:
-            raise ValueError(f"claims.most_draws must be at least {LEAST_DRAWS}, got {self.most_draws}")
+        if self.most_draws is not None and (type(self.most_draws) is not int or self.most_draws < LEAST_DRAWS):
+            raise ValueError(f"claims.most_draws must be an int of at least {LEAST_DRAWS}, got {self.most_draws!r}")
+        if self.stream is not None and not isinstance(self.stream, Stream):
+            raise ValueError(f"claims.stream must be a Stream, such as those in STREAMS, got {self.stream!r}")
 
     @staticmethod
     def of(make_sampler: Any) -> Claims:

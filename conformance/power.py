@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,19 +15,14 @@ from rich.table import Table
 
 from conformance.cases import Case, head_and_tail
 from conformance.clauses import Tier, plan
-from conformance.evidence import cdf, counts, dispersion, frequencies, pit
-from conformance.evidence.budget import ALPHA_FIXED_SEEDS, MISS
+from conformance.clauses.coupling import NEAR
+from conformance.evidence import cdf, counts, coupling, dispersion, frequencies, pit
+from conformance.evidence.budget import ALPHA_FIXED_SEEDS, MISS, draws_for
+from conformance.evidence.coupling import FLOAT32, running_law
 from reference import Law, LawOptions
-from reference.law import sum_error
 
 DRAWS = (10**5, 10**6, 10**7, 10**8)
 ERRORS = (0.05, 0.01, 0.005, 0.002, 0.001)
-
-MOST_DRAWS = 10**10
-"""Errors that need more are not seen."""
-
-DIRECTED = 1e-6
-"""How near to an edge the numbers of directed coupling lie."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +37,14 @@ class Kind:
     sees: Callable[[float], float]
 
     def needs(self, error: float) -> int | None:
-        """The least number of draws that see this error, to 1 %; None where no number up to 1e10 does."""
-        low, high = 1.0, 100.0
-        while self.sees(high) > error:
-            low, high = high, 4 * high
-            if high > MOST_DRAWS:
-                return None
-        while high / low > 1.01:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if self.sees(middle) > error else (low, middle)
-        return math.ceil(high)
+        """The least number of draws that see this error; None where no number does."""
+        return draws_for(error, self.sees)
 
 
 def kinds(tier: Tier) -> Iterator[Kind]:
     """The tests of a tier on the inputs, with the allowances, and at the alpha that they have there."""
     alpha = alpha_of(tier)
-    case = next(case for _, case in plan(tier) if case.name == "most-draws-large")
-    law = _law(case)
+    law = _law_of(tier, "draw/distribution", "most-draws-large")
     cells = cells_of(law)
     for what, name in (("one half of the tokens", "parity 0"), ("a lane", "lane 0"), ("a tile", "tile 0")):
         yield _cell(what, name, cells, alpha / 4)
@@ -74,8 +59,7 @@ def kinds(tier: Tier) -> Iterator[Kind]:
         yield _scatter(scatter, for_tokens if scatter.name == "token" else for_others)
     for by_rank in (False, True):
         yield _distribution(law, alpha / 8, by_rank=by_rank)
-    near = np.array([2 * pit.NEAR - pit.NEAR**2])
-    yield Kind("pairs near each other", "pairs that repeat", partial(_one_cell, near, near, alpha / 8))
+    yield _near(_law_of(tier, "randomness/seeds", "flat-none"), 2 * alpha)
     yield _coupling(tier, directed=False)
     yield _coupling(tier, directed=True)
 
@@ -88,6 +72,10 @@ def alpha_of(tier: Tier) -> float:
 def cells_of(law: Law) -> counts.Cells:
     """The cells that are judged one by one, without draws."""
     return counts.cells_of(torch.zeros_like(law.probs, dtype=torch.int64), law)
+
+
+def _law_of(tier: Tier, clause: str, name: str) -> Law:
+    return _law(next(case for each, case in plan(tier) if (each.id, case.name) == (clause, name)))
 
 
 def _law(case: Case) -> Law:
@@ -124,12 +112,20 @@ def _distribution(law: Law, alpha: float, *, by_rank: bool) -> Kind:
     return Kind(f"distribution by {'rank' if by_rank else 'index'}", "mass moved across", sees)
 
 
+def _near(law: Law, share: float) -> Kind:
+    """share: of a check without looks. Half goes to equal tokens, a quarter to scatter, a quarter to near pairs."""
+    low, high = (np.array([bound]) for bound in pit.near_bounds(pit.slack(law)))
+    return Kind("pairs near each other", "pairs that repeat", partial(_one_cell, low, high, share / 8))
+
+
 def _coupling(tier: Tier, *, directed: bool) -> Kind:
-    # As in `coupling.running`, without the masses' own errors, which depend on the logits.
-    d = sum_error(tier.large_vocab) + 9 * 2.0**-24
+    """As for float32 arithmetic and cuRAND's uniform numbers."""
+    which = ("coupling/directed", "edges-none") if directed else ("coupling/undirected", "peaked-none")
+    bound = float(running_law(_law_of(tier, *which), FLOAT32, FLOAT32).error.max())
+    distance = NEAR if directed else None
 
     def sees(draws: float) -> float:
-        return 2 * (d + DIRECTED) if directed else min(1.0, math.log(1 / MISS) / draws + 2 * d)
+        return min(1.0, coupling.detectable(draws, bound, distance))
 
     kind, what = ("directed", "an edge moved") if directed else ("undirected", "mass moved")
     return Kind(f"coupling, {kind}", what, sees)

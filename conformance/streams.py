@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ rejection-after-top-k: the same on the renormalised survivors of top-k.
 """
 
 
+@runtime_checkable
 class Stream(Protocol):
     """What a documented stream says. Must be hashable.
 

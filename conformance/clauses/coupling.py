@@ -23,9 +23,9 @@ _ROUNDS = 32
 draw that did would count as undecided, and be reported."""
 
 _POSITIONS = {"cpu": 2**21, "cuda": 2**22}
-"""Numbers searched: 5e-7 and 2.5e-7 apart on average, so nearly every edge finds one within `_NEAR`."""
+"""Numbers searched: 5e-7 and 2.5e-7 apart on average, so nearly every edge finds one within `NEAR`."""
 
-_NEAR = 1e-6
+NEAR = 1e-6
 """Directed draws lie at most this far from where an edge's movement begins to show."""
 
 _TILE, _LANES = 1024, (4, 32)
@@ -218,7 +218,7 @@ def _goals(law: Law, base: Law, sums: Running, count: int, seed: int) -> Tensor:
 def _nearest(goals: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
     """Positions of the numbers nearest to the goals, ascending, and the largest distance."""
     goal, side = (column.contiguous() for column in goals.unbind(1))
-    # Cells wider than _NEAR: what is near a goal lies in its cell or in one beside it. Only those are sorted.
+    # Cells wider than NEAR: what is near a goal lies in its cell or in one beside it. Only those are sorted.
     cells = 2**19
     cell = (goal * cells).long()
     wanted = torch.zeros(cells + 2, dtype=torch.bool)
@@ -232,7 +232,7 @@ def _nearest(goals: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
     exists = (place >= 0) & (place < len(ascending))
     goal, place = goal[exists], place[exists]
     distance = (ascending[place] - goal).abs()
-    near = distance <= _NEAR
+    near = distance <= NEAR
     if not bool(near.any()):
-        raise ValueError(f"stream.positions must give numbers within {_NEAR:g} of the edges, got none")
+        raise ValueError(f"stream.positions must give numbers within {NEAR:g} of the edges, got none")
     return found[order[place[near]]].unique(), float(distance[near].max())

@@ -1,8 +1,9 @@
-"""The run's false-alarm budget, split over its checks."""
+"""The run's false-alarm budget, split over its checks, and what draws cost and see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from conformance.evidence import Evidence
@@ -18,6 +19,9 @@ MISS = 1e-6
 
 FIRST_LOOK, LOOK_FACTOR = 2**14, 4
 """Draws at the first look at a check's draws, and from each look to the next."""
+
+MOST_DRAWS = 10**10
+"""Errors that need more than this count as not seen."""
 
 
 @dataclass
@@ -63,3 +67,19 @@ def looks(draws: int, alpha: float) -> Iterator[tuple[int, float]]:
     for each in early:
         yield each, alpha / 2 / len(early)
     yield draws, alpha / 2 if early else alpha
+
+
+def draws_for(error: float, sees: Callable[[float], float]) -> int | None:
+    """The least number of draws that see this error, to 1 %; None where no number up to 1e10 does.
+
+    sees: the error that is detectable at a number of draws, of any test.
+    """
+    low, high = 1.0, 100.0
+    while sees(high) > error:
+        low, high = high, 4 * high
+        if high > MOST_DRAWS:
+            return None
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if sees(middle) > error else (low, middle)
+    return math.ceil(high)

@@ -42,11 +42,6 @@ def detectable(draws: float, alpha: float, miss: float = MISS) -> float:
     return (math.sqrt(math.log(2 / alpha) / 2) + math.sqrt(math.log(1 / miss) / 2)) / math.sqrt(draws)
 
 
-def draws_for(shift: float, alpha: float, miss: float = MISS) -> int:
-    """Draws that show a shift of this much."""
-    return math.ceil((detectable(1, alpha, miss) / shift) ** 2)
-
-
 def _judge(asked: str, gaps: Tensor, draws: int, slack: float, alpha: float, name: str) -> Evidence:
     tests = len(gaps)
     worst = int(gaps.argmax())

@@ -47,8 +47,12 @@ def follows_law(ids: Tensor, law: Law, alpha: float) -> Evidence:
 
     ids: int64 [slots, draws], inside the vocabulary. alpha: false-alarm probability of this check.
     """
-    cells = cells_of(counts_of(ids, law.probs.shape[1]), law)
-    return binomial("tokens and groups of tokens come as often as the law says", cells, alpha)
+    return counts_follow_law(counts_of(ids, law.probs.shape[1]), law, alpha)
+
+
+def counts_follow_law(counts: Tensor, law: Law, alpha: float) -> Evidence:
+    """The same from counts, int64 [slots, W]."""
+    return binomial("tokens and groups of tokens come as often as the law says", cells_of(counts, law), alpha)
 
 
 def binomial(asked: str, cells: Cells, alpha: float) -> Evidence:
@@ -116,18 +120,6 @@ def _limits(cells: Cells, alpha: float) -> tuple[Array, Array]:
 
     up, down = smallest(upwards), smallest(not_downwards) - 1
     return up, down
-
-
-def draws_for(shift: float, probability: float, alpha: float) -> int:
-    """Draws that show a shift of a cell of this probability, both ways. alpha: of its two tests together."""
-    low, high = 1.0, 2.0**60
-    while high / low > 1.001:
-        middle = math.sqrt(low * high)
-        number, p = np.array([int(middle)]), np.array([probability])
-        low, high = (
-            (low, middle) if detectable(Cells([""], number, number, p, p), alpha / 2) <= shift else (middle, high)
-        )
-    return math.ceil(high)
 
 
 def cells_of(counts: Tensor, law: Law) -> Cells:

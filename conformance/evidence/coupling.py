@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.evidence import Evidence
+from conformance.evidence.budget import MISS
 from reference import Law
 from reference.law import sum_error
 
@@ -20,9 +21,6 @@ FLOAT32 = 2.0**-24
 """The unit roundoff that `reference.law` derives its bounds for: others scale them."""
 
 _FLOAT64 = 2.0**-53
-
-_MISS = 1e-6
-"""Probability with which N undirected draws may miss the misplaced mass that the evidence states."""
 
 _DECADES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
@@ -134,18 +132,28 @@ def inverse_cdf(asked: str, ids: Tensor, u: Tensor, law: Law, sums: Running, dis
     return seen(asked, observed, ids.numel(), sums, distance, passed=not bool(wrong.any()))
 
 
-def seen(asked: str, observed: str, draws: int, sums: Running, distance: float | None, *, passed: bool) -> Evidence:
-    """Evidence of coupled draws, with the misplaced mass that they would have shown.
+def detectable(draws: float, bound: float, distance: float | None = None) -> float:
+    """The misplaced mass that coupled draws show. bound: the largest d(t).
 
     A right sampler's own running sum may be off by d, and another d is allowed. So of a running sum that is moved by
     m, a part m - 2 d shows. Undirected draws (distance None) all miss it with probability (1 - m + 2 d)^N, which is
     1e-6 at m = ln(1e6) / N + 2 d. Directed ones lie `distance` from where it begins to show, at most.
     """
+    return 2 * bound + (-math.log(MISS) / max(1, draws) if distance is None else 2 * distance)
+
+
+def seen(asked: str, observed: str, draws: int, sums: Running, distance: float | None, *, passed: bool) -> Evidence:
+    """Evidence of coupled draws, with the misplaced mass that they would have shown."""
     bound = float(sums.error.max())
-    missed = -math.log(_MISS) / max(1, draws) if distance is None else 2 * distance
-    allowed = f"no token whose interval lies further than d from its number; d is at most {bound:.2g}"
-    effect = "mass moved anywhere" if distance is None else "an edge of the running sums moved"
-    return Evidence(passed, asked, observed, allowed, draws=draws, detectable=missed + 2 * bound, effect=effect)
+    return Evidence(
+        passed,
+        asked,
+        observed,
+        f"no token whose interval lies further than d from its number; d is at most {bound:.2g}",
+        draws=draws,
+        detectable=min(1.0, detectable(draws, bound, distance)),
+        effect="mass moved anywhere" if distance is None else "an edge of the running sums moved",
+    )
 
 
 def _shift(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conformance.evidence import Evidence, cdf, partitions, pit
-from conformance.evidence.counts import binomial, cells_of, counts_of
+from conformance.evidence.counts import counts_follow_law, counts_of
 from conformance.evidence.dispersion import PoissonCells, poisson_draws, poisson_mean, scattered
 from reference import Law
 from reference.law import sum_error
@@ -37,8 +37,7 @@ def judge_counts(counts: Tensor, poisson: Tensor, law: Law, alpha: float, seed: 
     cells where there are so few tokens that each is a cell.
     """
     few = law.probs.shape[1] <= partitions.HEAD
-    asked = "tokens and groups of tokens come as often as the law says"
-    yield binomial(asked, cells_of(counts, law), alpha if few else alpha / 4)
+    yield counts_follow_law(counts, law, alpha if few else alpha / 4)
     if few:
         return
     yield from _scatters(poisson, int(counts[0].sum()), law, alpha / 2, seed)

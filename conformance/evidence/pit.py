@@ -103,9 +103,7 @@ def independent(
         grids.append(scattered(f"{asked}, {name}: scatter of pairs", grid, number, alpha / 2 / len(pairs)))
         near.append(int(((one - other).abs() < NEAR).sum()))
         numbers.append(number)
-    probability = 2 * NEAR - NEAR**2
-    # The distance of two numbers depends on both distribution functions, each off by `slack` at both ends.
-    low, high = max(0.0, probability - 4 * slack), min(1.0, probability + 4 * slack)
+    low, high = near_bounds(slack)
     cells = Cells(
         [f"pairs within {NEAR:.2g}, {name}" for name, _, _ in pairs],
         np.array(near),
@@ -116,6 +114,15 @@ def independent(
     worst = min(grids, key=lambda each: each.p_value or 0.0)
     p_value = min(1.0, len(grids) * (worst.p_value or 0.0))
     return [replace(worst, p_value=p_value, alpha=alpha / 2), binomial(f"{asked}: near pairs", cells, alpha / 2)]
+
+
+def near_bounds(slack: float) -> tuple[float, float]:
+    """Least and greatest probability that two independent transformed draws are near.
+
+    Their distance depends on both distribution functions, each off by `slack` at both ends.
+    """
+    probability = 2 * NEAR - NEAR**2
+    return max(0.0, probability - 4 * slack), min(1.0, probability + 4 * slack)
 
 
 def _even_cells(counts: Tensor, draws: int, mass: float, slack: float) -> PoissonCells:

@@ -87,8 +87,15 @@ def test_draws_are_chosen_for_the_deep_tier_alone() -> None:
 def test_a_slow_sampler_gets_no_more_draws_than_it_claims() -> None:
     assert max(case.draws for _, case in plan(TIERS["full"], 2**20)) == 2**20
     assert max(case.draws for _, case in plan(TIERS["full"])) == 2 * 10**7
-    with pytest.raises(ValueError, match="most_draws"):
-        check(ReferenceSampling, claims=Claims(most_draws=LEAST_DRAWS - 1))
+    for most_draws in (LEAST_DRAWS - 1, 1e9, "many"):
+        with pytest.raises(ValueError, match="most_draws"):
+            check(ReferenceSampling, claims=Claims(most_draws=most_draws))  # type: ignore[arg-type]  # the mistake
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_one_launch_beyond_32_bits_is_never_cut_short(tier: str) -> None:
+    (case,) = [case for clause, case in plan(TIERS[tier], LEAST_DRAWS) if clause.id == "randomness/wide-launch"]
+    assert case.draws * case.vocab_size > 1.9 * 2**32
 
 
 def test_statistical_clauses_are_those_that_can_fail_by_chance() -> None:

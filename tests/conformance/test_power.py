@@ -16,10 +16,12 @@ from conformance.__main__ import main
 from conformance.clauses import TIERS, plan
 from conformance.clauses.law import judge_draws
 from conformance.evidence import cdf
-from conformance.evidence.budget import ALPHA_FIXED_SEEDS, MISS
-from conformance.evidence.counts import Cells, binomial, detectable, draws_for
+from conformance.evidence.budget import ALPHA_FIXED_SEEDS, MISS, draws_for
+from conformance.evidence.counts import Cells, binomial, detectable
 from conformance.power import ERRORS, alpha_of, kinds
+from conformance.streams import STREAMS
 from conformance.subject import Subject
+from optimized import FlashInferSampling
 from tests.conformance.tilted import NeighboursParameters, make
 
 CPU = torch.device("cpu")
@@ -119,10 +121,18 @@ def test_a_distribution_functions_measured_power_is_at_least_the_predicted_one(m
 
 @pytest.mark.parametrize("probability", [0.5, 0.01])
 def test_draws_for_a_shift_are_those_that_detect_it(probability: float) -> None:
-    draws = draws_for(0.005, probability, 1e-9)
-    for factor, enough in ((1.01, True), (0.97, False)):
-        number, p = np.array([int(draws * factor)]), np.array([probability])
-        assert (detectable(Cells([""], number, number, p, p), 0.5e-9) <= 0.005) == enough
+    def sees(draws: float) -> float:
+        number, p = np.array([int(draws)]), np.array([probability])
+        return detectable(Cells([""], number, number, p, p), 0.5e-9)
+
+    draws = draws_for(0.005, sees)
+    assert draws is not None
+    # Counts are whole numbers, so that the limit moves in steps.
+    assert sees(1.01 * draws) <= 0.005 < sees(0.97 * draws)
+
+
+def test_an_error_that_no_number_of_draws_shows_needs_none() -> None:
+    assert draws_for(0.01, lambda draws: 0.02 + 1 / draws) is None
 
 
 @pytest.mark.parametrize("tier", ["quick", "full"])
@@ -155,6 +165,21 @@ def test_the_table_says_what_the_judgement_of_its_largest_case_says() -> None:
     weakest = seen["tokens and groups of tokens come as often as the law says"]
     assert weakest is not None
     assert weakest >= printed["one half of the tokens"] * 0.99
+
+
+def test_the_table_says_what_coupling_says() -> None:
+    printed = {each.name: each for each in kinds(TIERS["quick"])}
+    claims = Claims(sync_free=False, stream=STREAMS["flashinfer"])
+    for kind in ("undirected", "directed"):
+        name = "peaked-none" if kind == "undirected" else "edges-none"
+        (result,) = check(FlashInferSampling, claims=claims, only=f"coupling/{kind}/{name}").results
+        (each,) = result.evidence
+        assert each.draws is not None
+        assert each.detectable is not None
+        sees = printed[f"coupling, {kind}"].sees(each.draws)
+        # The table takes the largest distance to an edge that directed draws may have.
+        assert each.detectable <= sees * (1 + 1e-12)
+        assert each.detectable >= (1 - 1e-12) * (sees if kind == "undirected" else sees - 2e-6)
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,12 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> Non
         check(ReferenceSampling, **arguments)
 
 
+@pytest.mark.parametrize("stream", ["flashinfer", 7, object()], ids=["name", "number", "object"])
+def test_a_claimed_stream_that_is_none_is_refused(stream: Any) -> None:
+    with pytest.raises(ValueError, match=r"claims\.stream"):
+        check(ReferenceSampling, claims=Claims(stream=stream), only=FEW)
+
+
 def test_unknown_claims_are_refused() -> None:
     class Boasting(PlainSampling):
         claims = {"infallible": True}  # noqa: RUF012  # as a user would write it
