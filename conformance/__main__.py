@@ -21,7 +21,7 @@ from conformance.clauses import CLAUSES, TIERS
 from conformance.report.table import show
 from conformance.runner import check, check_id
 
-CONFORMANT, NOT_CONFORMANT, USAGE = 0, 1, 2
+CONFORMANT, USAGE = 0, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,9 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         console.print(f"report: {options.report}")
     if not report.counts["required"]:
         raise ValueError(f"--only must name something that applies on {options.device}, got {options.only}")
-    failed = report.counts["fail"] > 0
-    incomplete = report.counts["run"] < report.counts["required"]
-    return NOT_CONFORMANT if failed or incomplete else CONFORMANT
+    return report.exit_code
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ def from_function(function: SampleFunction, **claims: Any) -> Callable[[int, tor
     def make_sampler(vocab_size: int, rng: torch.Generator) -> Sampling:
         return _FunctionSampling(vocab_size, rng, function)
 
-    make_sampler.claims = {"log_probs": False, **claims}  # type: ignore[attr-defined]  # read by Claims.of
+    make_sampler.claims = {"log_probs": "none", **claims}  # type: ignore[attr-defined]  # read by Claims.of
     make_sampler.__qualname__ = f"from_function({getattr(function, '__qualname__', repr(function))})"
     make_sampler.__module__ = getattr(function, "__module__", __name__)
     return make_sampler

@@ -47,10 +47,75 @@ def check(
     progress: called before each check.
 
     Interrupting it (KeyboardInterrupt) keeps what was done: the report says that it is incomplete.
-    Raises ValueError for an unknown tier, device or clause, for options that cannot be judged yet, and for a factory
-    that makes no sampler.
+    Raises ValueError for an unknown tier, device or clause, and for a factory that makes no sampler.
     """
-    chosen_tier = tier_of(tier, draws)
+    run = Run(make_sampler, claims=claims, tier=tier, device=device, name=name, only=only, seed=seed, draws=draws)
+    report = run.report
+    started = time.perf_counter()
+    try:
+        for number, id in enumerate(run.ids):  # noqa: A001  # the field's name
+            if progress:
+                progress(number, len(run.ids), id)
+            report.results.append(run.one(id))
+    except KeyboardInterrupt:
+        report.interrupted = True
+    report.not_run = run.left(report.results)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+class Run:
+    """Checks that were chosen of those planned, and a result for each that is asked for. Arguments are `check`'s.
+
+    report: says all of the run but its results. ids: of the checks that were chosen, in their order.
+    """
+
+    def __init__(
+        self,
+        make_sampler: Callable[..., Any],
+        *,
+        claims: Claims | None = None,
+        tier: str = "quick",
+        device: str | torch.device = "cpu",
+        name: str | None = None,
+        only: str | Iterable[str] = (),
+        seed: int | None = None,
+        draws: int | None = None,
+    ) -> None:
+        chosen_tier = tier_of(tier, draws)
+        device = _device(device)
+        claims = claims or Claims.of(make_sampler)
+        name = name or name_of(make_sampler)
+        self.subject = Subject(make_sampler, claims, device, name, tier, seed)
+        _check_factory(self.subject)
+        checks = {check_id(clause, case): (clause, case) for clause, case in plan(chosen_tier, claims)}
+        self._budget = Budget(
+            ALPHA_FIXED_SEEDS if seed is None else ALPHA_FRESH_SEEDS,
+            frozenset(
+                check
+                for check, (clause, _) in checks.items()
+                if clause.statistical and not clause.why_not(self.subject)
+            ),
+        )
+        self.ids = select(list(checks), [only] if isinstance(only, str) else only)
+        self._checks = checks
+        self.report = Report(
+            sampler=name, tier=tier, device=str(device), spec=SPEC_VERSION, seed=seed, alpha=self._budget.alpha,
+            environment=environment(device), claims=claims, selected=len(self.ids) < len(checks),
+        )  # fmt: skip
+
+    def one(self, id: str) -> Result:  # noqa: A002  # the field's name
+        """Run a check. Each at most once, as its share of the false-alarm budget is spent once."""
+        return _run(self.subject, *self._checks[id], self._budget)
+
+    def left(self, results: list[Result]) -> list[str]:
+        """Ids of the chosen checks that count and have no result, though something could be checked."""
+        done = {result.id for result in results}
+        left = [(each, self._checks[each][0]) for each in self.ids if each not in done]
+        return [each for each, clause in left if not clause.proposed and clause.why_not(self.subject) is None]
+
+
+def _device(device: str | torch.device) -> torch.device:
     try:
         device = torch.device(device)
     except RuntimeError as error:
@@ -59,34 +124,12 @@ def check(
         raise ValueError(f"device must be a CPU or a CUDA device, got {str(device)!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be one that this machine has, got {str(device)!r} without CUDA")
-    claims = claims or Claims.of(make_sampler)
-    name = name or f"{getattr(make_sampler, '__module__', '?')}:{getattr(make_sampler, '__qualname__', make_sampler)}"
-    claims.check()
-    subject = Subject(make_sampler, claims, device, name, tier, seed)
-    _check_factory(subject)
+    return device
 
-    checks = list(plan(chosen_tier, claims.most_draws))
-    applicable = [(c, case) for c, case in checks if c.not_applicable(subject) is None]
-    budget = Budget(
-        ALPHA_FIXED_SEEDS if seed is None else ALPHA_FRESH_SEEDS,
-        frozenset(check_id(clause, case) for clause, case in applicable if clause.statistical),
-    )
-    chosen = select(checks, [only] if isinstance(only, str) else only)
-    report = Report(
-        sampler=name, tier=tier, device=str(device), spec=SPEC_VERSION, seed=seed, alpha=budget.alpha,
-        environment=environment(device), claims=claims, selected=len(chosen) < len(checks),
-    )  # fmt: skip
-    started = time.perf_counter()
-    try:
-        for number, (clause, case) in enumerate(chosen):
-            if progress:
-                progress(number, len(chosen), check_id(clause, case))
-            report.results.append(_run(subject, clause, case, budget))
-    except KeyboardInterrupt:
-        report.interrupted = True
-    report.not_run = [check_id(*each) for each in chosen[len(report.results) :]]
-    report.seconds = time.perf_counter() - started
-    return report
+
+def name_of(make_sampler: Any) -> str:
+    """`module:attribute` of a factory, as far as it has one."""
+    return f"{getattr(make_sampler, '__module__', '?')}:{getattr(make_sampler, '__qualname__', make_sampler)}"
 
 
 def _check_factory(subject: Subject) -> None:
@@ -106,13 +149,12 @@ def check_id(clause: Clause, case: Case) -> str:
     return f"{clause.id}/{case.id}"
 
 
-def select(checks: list[tuple[Clause, Case]], only: Iterable[str]) -> list[tuple[Clause, Case]]:
-    """Checks whose id is one of `only`, or begins with it; all where `only` is empty."""
+def select(ids: list[str], only: Iterable[str]) -> list[str]:
+    """The ids that are one of `only`, or begin with it; all where `only` is empty."""
     only = list(only)
-    chosen = [each for each in checks if not only or any(check_id(*each).startswith(wanted) for wanted in only)]
-    if missing := [w for w in only if not any(check_id(*each).startswith(w) for each in checks)]:
+    if missing := [wanted for wanted in only if not any(each.startswith(wanted) for each in ids)]:
         raise ValueError(f"only must name clauses or checks, got {missing}; `python -m conformance list` shows them")
-    return chosen
+    return [each for each in ids if not only or any(each.startswith(wanted) for wanted in only)]
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -132,7 +174,7 @@ def environment(device: torch.device) -> dict[str, str]:
 def _run(subject: Subject, clause: Clause, case: Case, budget: Budget) -> Result:
     started = time.perf_counter()
     subject = replace(subject, scope=clause.id)
-    why_not = clause.not_applicable(subject)
+    why_not = clause.why_not(subject)
     evidence = []
     error = ""
     if why_not is None:
@@ -152,6 +194,7 @@ def _run(subject: Subject, clause: Clause, case: Case, budget: Budget) -> Result
         kind = "check" if by_chance else clause.reproduce
         reproducer = subject.reproducer(case, kind, check_id(clause, case))
     return Result(
-        id=check_id(clause, case), clause=clause.id, must=clause.must, status=status, reason=why_not or "",
+        id=check_id(clause, case), clause=clause.id, must=clause.must, status=status,
+        gating=not clause.proposed, reason=why_not or "",
         evidence=evidence, error=error, reproducer=reproducer, seconds=time.perf_counter() - started,
     )  # fmt: skip

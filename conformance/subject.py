@@ -95,6 +95,10 @@ class Subject:
         ids: Tensor = sampler.sample_kernel(logits, n, context, **{**flags, **keywords, **more})
         return ids if "output" in more else ids.clone()
 
+    def context(self, case: Case) -> Any:
+        """The parameters of the case's requests, in a context as the sampler wants it."""
+        return case.context(self.device)
+
     def flags(self, case: Case) -> FilterFlags:
         """What a caller may promise of the case. Where "off" means something else, nothing."""
         if (self.claims.options.top_k_off, self.claims.options.top_p_off) != (_OFF.top_k_off, _OFF.top_p_off):
@@ -103,7 +107,7 @@ class Subject:
 
     def log_probs(self, sampler: Any, logits: Tensor, context: Any) -> Tensor:
         """The sampler's log-probs; an empty tensor where it claims none."""
-        if not self.claims.log_probs:
+        if self.claims.log_probs == "none":
             return torch.empty(0)
         log_probs: Tensor = sampler.log_probs_kernel(logits, context)
         return log_probs

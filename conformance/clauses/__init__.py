@@ -13,7 +13,9 @@ from typing import Literal
 import torch
 
 from conformance.cases import Case
+from conformance.claims import Claims
 from conformance.evidence import Evidence
+from conformance.idiom import in_terms_of
 from conformance.subject import Subject
 
 Check = Callable[[Subject, Case, float], Iterable[Evidence]]
@@ -103,6 +105,9 @@ class Clause:
     not_applicable: says why a subject need not be checked, or None.
     reproduce: what a failure's reproducer shows: the call and its "draws", its "log-probs", or the whole
         "check" again.
+    claim: the capability that it is about, a field of `Claims`; without that claim it is not applicable, and the
+        suite tries whether it would pass.
+    proposed: new in this version of the spec: reported, and not counted before the next one.
     """
 
     id: str
@@ -113,6 +118,14 @@ class Clause:
     statistical: bool
     not_applicable: Callable[[Subject], str | None]
     reproduce: Literal["draws", "log-probs", "check"]
+    claim: str
+    proposed: bool
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Why it is not applicable, or None."""
+        if self.claim and getattr(subject.claims, self.claim) in {None, False, "none"}:
+            return f"{self.claim} is not claimed"
+        return self.not_applicable(subject)
 
 
 CLAUSES: dict[str, Clause] = {}
@@ -127,13 +140,15 @@ def clause(
     statistical: bool = False,
     not_applicable: Callable[[Subject], str | None] = lambda _subject: None,
     reproduce: Literal["draws", "log-probs", "check"] = "check",
+    claim: str = "",
+    proposed: bool = False,
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause. One check may hold several clauses."""
 
     def register(check: Check) -> Check:
         if id in CLAUSES:
             raise ValueError(f"id must be new, got {id!r} twice")
-        CLAUSES[id] = Clause(id, must, source, cases, check, statistical, not_applicable, reproduce)
+        CLAUSES[id] = Clause(id, must, source, cases, check, statistical, not_applicable, reproduce, claim, proposed)
         return check
 
     return register
@@ -152,17 +167,11 @@ def needs_memory(subject: Subject, gigabytes: int) -> str | None:
     return None if total >= gigabytes * 2**30 else f"needs {gigabytes} GiB of device memory"
 
 
-def needs_log_probs(subject: Subject) -> str | None:
-    """For clauses about log-probs."""
-    return None if subject.claims.log_probs else "log_probs is not claimed"
-
-
-def plan(tier: Tier, most_draws: int | None = None) -> Iterator[tuple[Clause, Case]]:
-    """Every clause with each of its cases; `most_draws` is what a slow sampler asks to be spared beyond."""
+def plan(tier: Tier, claims: Claims | None = None) -> Iterator[tuple[Clause, Case]]:
+    """Every clause with each of its cases, put as a sampler with these claims wants them; as they are without any."""
     for each in CLAUSES.values():
         for case in each.cases(tier):
-            spared = most_draws is not None and case.draws > most_draws
-            yield each, case.but(draws=most_draws) if spared else case
+            yield each, case if claims is None else in_terms_of(claims, case)
 
 
 from conformance.clauses import (  # noqa: E402  # they register themselves with what is defined above
@@ -181,6 +190,6 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 
 __all__ = [
     "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "coupling", "drawing", "errors", "graphs", "invalid",
-    "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_log_probs", "needs_memory", "plan",
+    "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_memory", "plan",
     "randomness", "tier_of",
 ]  # fmt: skip

@@ -239,7 +239,7 @@ def _output(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
 def _empty(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(2, 1)
     state = sampler.rng.get_state() if hasattr(sampler, "rng") else None
-    context = case.context(subject.device)
+    context = subject.context(case)
     ids = sampler.sample_kernel(case.logits(subject.device)[:0], 0, context, no_top_k=False, no_top_p=False)
     nothing = torch.empty(0, dtype=torch.int64, device=subject.device)
     given = sampler.sample_kernel(
@@ -301,7 +301,7 @@ def _contexts_in_turn(subject: Subject, case: Case, alpha: float) -> Iterator[Ev
     def call(which: int, context: SamplingContext) -> None:
         flags = filter_flags(context, case.vocab_size)
         drawn[which].append(sampler.sample_kernel(logits, 64 * case.slots, context, **flags, **keywords).clone())
-        if subject.claims.log_probs:
+        if subject.claims.log_probs != "none":
             log_probs[which] = sampler.log_probs_kernel(logits[rows], context, token_to_request_index=requests)
 
     both = case, other
@@ -319,7 +319,7 @@ def _contexts_in_turn(subject: Subject, case: Case, alpha: float) -> Iterator[Ev
             call(which, both[which].context(subject.device))  # likely at the address of the one before
     for each, ids, last in zip(both, drawn, log_probs, strict=True):
         yield from judge_draws(subject, each, torch.cat(ids).view(-1, case.slots).T, alpha / 2)
-        if subject.claims.log_probs:
+        if subject.claims.log_probs != "none":
             yield from match_law(last, each.law(subject.claims.options, subject.device))
 
 
@@ -331,9 +331,7 @@ def _contexts_in_turn(subject: Subject, case: Case, alpha: float) -> Iterator[Ev
         Case("speculative", BLOCKS, 64, (0.0, 1.0, 0.0, 2.0, 0.0), (0, 1, 2, 0, 0), (0.0, 0.0, 0.0, 0.3, 0.5),
              rows=tuple(range(11)), requests=(0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4), draws=tier.draws // 8),
     ],
-    not_applicable=lambda subject: None
-    if hasattr(subject.sampler(2, 0), "sample_speculative")
-    else "the sampler has no sample_speculative",
+    claim="speculative",
     statistical=True,
 )  # fmt: skip
 def _speculative(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
@@ -362,7 +360,7 @@ def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
     logits, keywords = subject.arguments(case, 64)
     rows = case.pattern()[0].to(subject.device)
     late = torch.full_like(logits, float("nan"))
-    context = case.context(subject.device)
+    context = subject.context(case)
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     flags = filter_flags(context, case.vocab_size)
     torch.cuda.synchronize()
@@ -377,5 +375,5 @@ def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
         log_probs = subject.log_probs(sampler, late[rows], context)
     stream.synchronize()
     yield from judge_draws(subject, case, together.view(-1, case.slots).T, alpha)
-    if subject.claims.log_probs:
+    if subject.claims.log_probs != "none":
         yield from match_law(log_probs, case.law(subject.claims.options, subject.device))

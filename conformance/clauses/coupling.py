@@ -36,15 +36,9 @@ def _grid(rows: int, width: int, seed: int, step: float = 0.125) -> str:
     return f"{normal(rows, width, seed)}.div({step}).round().mul({step})"
 
 
-def _no_stream(subject: Subject) -> str | None:
-    return None if subject.claims.stream else "no documented stream is claimed"
-
-
 def _not_searchable(subject: Subject) -> str | None:
     stream = subject.claims.stream
-    if stream is None:
-        return _no_stream(subject)
-    if stream.positions(subject.device, 0, torch.zeros(1, dtype=torch.int64), 1) is None:
+    if stream is not None and stream.positions(subject.device, 0, torch.zeros(1, dtype=torch.int64), 1) is None:
         return f"the stream {stream.name!r} cannot be searched on {subject.device}"
     return None
 
@@ -90,7 +84,7 @@ def _directed_cases(tier: Tier) -> Iterator[Case]:
     "With a documented stream, each draw is the token that its random number stands for, call after call.",
     "claims.stream",
     _undirected_cases,
-    not_applicable=_no_stream,
+    claim="stream",
 )
 def _undirected(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     stream = _stream(subject)
@@ -115,6 +109,7 @@ def _undirected(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidenc
     "claims.stream",
     _directed_cases,
     not_applicable=_not_searchable,
+    claim="stream",
 )
 def _directed(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     stream = _stream(subject)
@@ -128,7 +123,7 @@ def _directed(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]
     rng = subject.generator(seed)
     sampler = subject.make_sampler(case.vocab_size, rng)
     logits, indices = subject.arguments(case, 1)
-    context, flags = case.context(subject.device), subject.flags(case)
+    context, flags = subject.context(case), subject.flags(case)
     ids = [
         sampler.sample_kernel(logits, 1, context, **flags, **indices).clone() for _ in stream.seek(rng, seed, positions)
     ]

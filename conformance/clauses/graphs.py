@@ -33,10 +33,6 @@ CONTENTS = {
 }
 
 
-def _needs_graphs(subject: Subject) -> str | None:
-    return needs_cuda(subject) or (None if subject.claims.cuda_graph else "cuda_graph is not claimed")
-
-
 class _Captured:
     """One call in a graph, with the buffers that its replays read and write."""
 
@@ -81,7 +77,8 @@ def _case(promise: tuple[bool, bool], content: int) -> Case:
     "contract",
     lambda _tier: [_case(promise, 0) for promise in CONTENTS],
     statistical=True,
-    not_applicable=_needs_graphs,
+    not_applicable=needs_cuda,
+    claim="cuda_graph",
 )
 def _replay_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     promise = _promise(case)
@@ -99,7 +96,8 @@ def _replay_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence
     "calls alone, and leave the generator in the same state.",
     "contract",
     lambda _tier: [_case(promise, 0) for promise in CONTENTS],
-    not_applicable=_needs_graphs,
+    not_applicable=needs_cuda,
+    claim="cuda_graph",
 )
 def _replay_is_eager(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     promise = _promise(case)
@@ -131,7 +129,8 @@ def _replay_is_eager(subject: Subject, case: Case, _alpha: float) -> Iterator[Ev
     "contract",
     lambda _tier: [_case(promise, 0) for promise in CONTENTS],
     statistical=True,
-    not_applicable=_needs_graphs,
+    not_applicable=needs_cuda,
+    claim="cuda_graph",
 )
 def _replay_fresh(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     promise = _promise(case)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from conformance.cases import Case, for_each_mix, values
-from conformance.clauses import Tier, clause, needs_log_probs
+from conformance.clauses import Tier, clause
 from conformance.clauses.law import EIGHT, judge_draws
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import match_law
@@ -60,11 +60,9 @@ def _isolated(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]
     "Log-probs of an invalid row are NaN, those of its neighbours the law's.",
     "law 7",
     _cases,
-    not_applicable=needs_log_probs,
+    claim="log_probs",
     reproduce="log-probs",
 )
 def _log_probs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
-    log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(
-        case.logits(subject.device), case.context(subject.device)
-    )
+    log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(case.logits(subject.device), subject.context(case))
     yield from match_law(log_probs, case.law(subject.claims.options, subject.device))

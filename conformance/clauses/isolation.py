@@ -48,7 +48,7 @@ def _inputs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
 
 def _inputs_kept(subject: Subject, case: Case, logits: Tensor, keywords: dict[str, Tensor]) -> Evidence:
     n = case.slots if not keywords else 4 * case.slots
-    context = case.context(subject.device)
+    context = subject.context(case)
     view, metadata = context.gpu_view, context.active_request_metadata
     tensors = {"logits": logits, **keywords}
     tensors |= {f"gpu_view.{name}": getattr(view, name) for name in metadata}
@@ -104,7 +104,7 @@ def _strides(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 )
 def _expanded(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     n = min(case.draws, 2**14)
-    context = case.context(subject.device)
+    context = subject.context(case)
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     flags = filter_flags(context, case.vocab_size)
     zeros = torch.zeros(n, dtype=torch.int32, device=subject.device)
@@ -139,7 +139,7 @@ def _beside(_tier: Tier) -> Iterator[Case]:
 def _batchmates(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     # Calls of just this many slots, one logits row a slot: what an engine's small steps look like.
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
-    context = case.context(subject.device)
+    context = subject.context(case)
     logits = case.logits(subject.device).expand(case.slots, -1).clone()
     flags = subject.flags(case)
     ids = [sampler.sample_kernel(logits, case.slots, context, **flags).clone() for _ in range(case.draws // case.slots)]
@@ -156,7 +156,7 @@ def _memory(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     def run() -> tuple[Tensor, Tensor]:
         sampler = subject.sampler(case.vocab_size, 2)
         ids = subject.call(sampler, case, 8)
-        log_probs = subject.log_probs(sampler, case.logits(subject.device), case.context(subject.device))
+        log_probs = subject.log_probs(sampler, case.logits(subject.device), subject.context(case))
         return ids.clone(), _bytes(log_probs)
 
     clean_ids, clean_log_probs = run()
@@ -192,15 +192,14 @@ def _no_synchronisation() -> Iterator[None]:
     "No call waits for the device.",
     "law 9",
     _batch,
-    not_applicable=lambda subject: (
-        needs_cuda(subject) or (None if subject.claims.sync_free else "sync_free is not claimed")
-    ),
+    not_applicable=needs_cuda,
+    claim="sync_free",
 )
 def _sync_free(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(case.vocab_size, 1)
     logits, keywords = subject.arguments(case, 4)
     on_cpu = {name: index.cpu() for name, index in keywords.items()}
-    context = case.context(subject.device)
+    context = subject.context(case)
     flags = filter_flags(context, case.vocab_size)
 
     def calls(index: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, probabilities, values
-from conformance.clauses import Tier, clause, needs_log_probs
+from conformance.clauses import Tier, clause
 from conformance.clauses.law import BETWEEN_PREFIXES, EIGHT, row_kinds
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import invariants, match_law, tolerance
@@ -64,7 +64,7 @@ def _sweep(_tier: Tier) -> Iterator[Case]:
     "law 6",
     _random_rows,
     reproduce="log-probs",
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )
 @clause(
     "log-probs/small",
@@ -85,14 +85,14 @@ def _sweep(_tier: Tier) -> Iterator[Case]:
              top_k=(3, 0, 0)),
         Case("spread", f"{normal(2, 64, 3)} * 10", 64, (0.5, 1.0)),
     ],
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )  # fmt: skip
 @clause(
     "log-probs/temperatures",
     "The same at temperatures from the smallest to 100.",
     "law 3",
     _sweep,
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )
 @clause(
     "log-probs/off-filters",
@@ -104,12 +104,12 @@ def _sweep(_tier: Tier) -> Iterator[Case]:
         Case("wide-beside", normal(64, tier.large_vocab, 9, std=5.0), tier.large_vocab,
              top_k="[0, 0, 50, 0] * 16", top_p="[1.0, 0.0, 0.9, 0.9] * 16"),
     ],
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )  # fmt: skip
 def _match(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     rows, _ = case.pattern()
     logits = case.logits(subject.device)[rows.to(subject.device)]
-    context = case.context(subject.device)
+    context = subject.context(case)
     law = case.law(subject.claims.options, subject.device)
     log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(logits, context)
     yield _form(log_probs, logits)
@@ -144,7 +144,7 @@ def _form(log_probs: Tensor, logits: Tensor) -> Evidence:
         Case("mapped", values(*[[3.0, 2.0, 1.0, 2.5]] * 5), 4, (0.5, 1.0, 0.0), top_k=(0, 2, 0),
              top_p=(0.8, 0.0, 0.0), rows=(0, 1, 2, 3, 4), requests=(2, 0, 1, 1, 0)),
     ],
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )  # fmt: skip
 def _mapping(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     _, requests = case.pattern()
@@ -153,7 +153,7 @@ def _mapping(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     padded = torch.nn.functional.pad(requests, (0, 3))
     for index in (padded, padded.int(), padded.to(subject.device), padded.int().to(subject.device)):
         log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(
-            logits, case.context(subject.device), token_to_request_index=index
+            logits, subject.context(case), token_to_request_index=index
         )
         yield from match_law(log_probs, law)
 
@@ -166,13 +166,11 @@ def _mapping(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         Case("drawn", normal(16, 1000, 10), 1000, tuple(0.5 + 0.1 * i for i in range(16)), dtype="bf16",
              draws=tier.large_draws)
     ),
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )  # fmt: skip
 def _drawn(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     ids = subject.draw(case, case.draws)
-    log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(
-        case.logits(subject.device), case.context(subject.device)
-    )
+    log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(case.logits(subject.device), subject.context(case))
     lost = int((~log_probs.gather(1, ids).isfinite()).sum())
     yield exact("log-probs of drawn tokens are finite", passed=lost == 0, observed=f"{lost} of {ids.numel()} are not",
                 allowed="none")  # fmt: skip
@@ -192,13 +190,10 @@ def _drawn(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
             top_p=(0.0, 0.0, 0.7, 0.0, 0.0, 0.9),
         ),
     ],
-    not_applicable=lambda subject: (
-        needs_log_probs(subject)
-        or (None if hasattr(subject.sampler(2, 0), "token_log_probs") else "the sampler has no token_log_probs")
-    ),
+    claim="token_log_probs",
 )
 def _token(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
-    logits, context = case.logits(subject.device), case.context(subject.device)
+    logits, context = case.logits(subject.device), subject.context(case)
     law = case.law(subject.claims.options, subject.device)
     chosen = law.log_probs.argmax(1)
     got = subject.sampler(case.vocab_size, 0).token_log_probs(logits, chosen, context, top_n=5)

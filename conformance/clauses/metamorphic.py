@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import MIXES, Case, for_each_mix, normal, probabilities
-from conformance.clauses import Tier, clause, needs_log_probs
+from conformance.clauses import Tier, clause
 from conformance.clauses.law import EIGHT, judge_draws, row_kinds
 from conformance.clauses.log_probs import of_call
 from conformance.engine import view_only
@@ -61,7 +61,7 @@ _BAD_MATES = (
         for dtype, code in (("bf16", normal(40, 1000, 22)), ("fp32", row_kinds(40, 1000, 23)))
         for each in for_each_mix(Case("rows" if dtype == "bf16" else "kinds", code, 1000, _BATCH))
     ],
-    not_applicable=needs_log_probs,
+    claim="log_probs",
 )
 def _batches(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     logits = case.logits(subject.device)

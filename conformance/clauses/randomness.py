@@ -240,7 +240,7 @@ def _default(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     subject.call(sampler, case)
     before = states()
     subject.call(sampler, case)
-    subject.log_probs(sampler, case.logits(subject.device), case.context(subject.device))
+    subject.log_probs(sampler, case.logits(subject.device), subject.context(case))
     after = states()
     moved = [name for name, a, b in zip(("CPU", "CUDA"), before, after, strict=False) if not torch.equal(a, b)]
     yield exact("default generators", passed=not moved, observed=f"moved: {moved}", allowed="none")

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from conformance.claims import Claims
 from conformance.evidence import Evidence
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+GOOD, BAD = ("pass", "expected failure"), ("fail", "unexpected pass")
+"""Statuses of checks that were run. An unexpected pass is a failure of the file that expects otherwise."""
 
 
 @dataclass(frozen=True)
 class Result:
     """One check: a clause with one of its cases.
 
-    status: "pass"; "fail"; "skip", where something required could not be checked; "not applicable",
-        where the device or the claims leave nothing to check. reason: why, for the last two.
+    status: "pass"; "fail"; "expected failure" and "unexpected pass", by a file of expected failures; "skip", where
+        something required could not be checked; "not applicable", where the device or the claims leave nothing to
+        check. reason: why, for all but the first two.
+    gating: false for a proposed clause, which is reported and does not count.
     error: traceback where the sampler raised. reproducer: Python, for failures.
     """
 
@@ -27,6 +32,7 @@ class Result:
     clause: str
     must: str
     status: str
+    gating: bool
     reason: str
     evidence: list[Evidence]
     error: str
@@ -37,6 +43,21 @@ class Result:
     def failed(self) -> list[Evidence]:
         """The judgements that failed."""
         return [each for each in self.evidence if not each.passed]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A claim that was not made, tried once.
+
+    claim: field of `Claims`. claimed, tried: its value as claimed, and as tried. works: whether the checks that were
+    tried with it pass; their ids are `checks`.
+    """
+
+    claim: str
+    claimed: str
+    tried: str
+    works: bool
+    checks: list[str]
 
 
 @dataclass
@@ -55,23 +76,31 @@ class Report:
     """Only some of the checks were asked for."""
     results: list[Result] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
+    """Ids of the required checks that an interruption left out."""
     interrupted: bool = False
     seconds: float = 0.0
+    probes: list[Probe] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Checks: required, run, and by status. Required = run + skip + not run."""
-        by_status = Counter(result.status for result in self.results)
-        run = by_status["pass"] + by_status["fail"]
+        """Checks: required, run, and by status. Required = run + skip + not run; proposed ones are apart."""
+        by_status = Counter(result.status for result in self.results if result.gating)
+        proposed = [result for result in self.results if not result.gating]
+        run = sum(by_status[status] for status in (*GOOD, *BAD))
         return {
             "required": run + by_status["skip"] + len(self.not_run),
             "run": run,
-            "pass": by_status["pass"],
-            "fail": by_status["fail"],
-            "skip": by_status["skip"],
+            **{status: by_status[status] for status in (*GOOD, *BAD, "skip")},
             "not run": len(self.not_run),
             "not applicable": by_status["not applicable"],
+            "proposed": len(proposed),
+            "proposed that fail": sum(result.status in BAD for result in proposed),
         }
+
+    @property
+    def failed(self) -> bool:
+        """Some check that counts failed, or passed against expectation."""
+        return any(self.counts[status] for status in BAD)
 
     @property
     def conformant(self) -> bool:
@@ -83,21 +112,23 @@ class Report:
     def verdict(self) -> str:
         """In words."""
         counts = self.counts
-        if counts["fail"]:
+        if self.failed:
             return "NOT CONFORMANT"
         if self.conformant:
             return f"conformant to spec {self.spec}"
-        if self.selected and counts["run"] == counts["required"]:
-            return "no failure among the selected checks"
-        return "incomplete"
+        if counts["run"] < counts["required"] or not counts["run"]:
+            return "incomplete"
+        if counts["expected failure"]:
+            return f"not conformant: {counts['expected failure']} expected failures, and no other"
+        return "no failure among the selected checks"
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that made it: 0 where all that counts is as it should be, or as expected; else 1."""
+        return int(self.failed or self.counts["run"] < self.counts["required"] or self.interrupted)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready object; `schema` names its version."""
-        stream = self.claims.stream
-        claims = {**asdict(replace(self.claims, stream=None)), "stream": stream.name if stream else None, "options": {
-            name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in asdict(self.claims.options).items()
-        }}  # fmt: skip
         return {
             "schema": SCHEMA_VERSION,
             "verdict": self.verdict,
@@ -109,11 +140,12 @@ class Report:
             "seed": self.seed,
             "alpha": self.alpha,
             "environment": self.environment,
-            "claims": claims,
+            "claims": self.claims.to_json(),
             "counts": self.counts,
             "interrupted": self.interrupted,
             "not_run": self.not_run,
             "seconds": round(self.seconds, 2),
+            "probes": [asdict(probe) for probe in self.probes],
             "results": [asdict(result) | {"seconds": round(result.seconds, 3)} for result in self.results],
         }
 
