@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference import Law, LawOptions, SamplingContext, law
+from conformance.engine import plain_context
+from reference import Law, LawOptions, law
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -26,6 +27,7 @@ class Case:
         as expressions too.
     rows, requests: logits row and request of each slot of the pattern; None means 0, 1, 2, ...
     draws: total number of draws that the tier gives it.
+    literal: the parameters are given as they are, also where a sampler's claims have other values for "off".
     """
 
     name: str
@@ -38,6 +40,7 @@ class Case:
     rows: tuple[int, ...] | None = None
     requests: tuple[int, ...] | None = None
     draws: int = 2**16
+    literal: bool = False
 
     @property
     def id(self) -> str:
@@ -71,9 +74,9 @@ class Case:
         """[rows, W], in the case's dtype."""
         return _logits(self.code, self.dtype, str(device))
 
-    def context(self, device: torch.device) -> SamplingContext:
+    def context(self, device: torch.device) -> Any:
         """The parameters of its requests."""
-        return SamplingContext(*self.parameters(), device=device)
+        return plain_context(*self.parameters(), device)
 
     def pattern(self) -> tuple[Tensor, Tensor]:
         """Logits row and request of each slot, int64 [slots] on the CPU."""

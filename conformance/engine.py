@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from reference import SamplingContext
 
 PADDING = 5
 """Entries on the device beyond the active requests. They hold T = 1, k = 0, p = 0."""
@@ -57,11 +60,25 @@ class EngineContext:
         """The same parameters in memory of its own."""
         return copy.deepcopy(self)
 
-    def overwrite(self, other: EngineContext) -> None:
-        """Take over another's parameters, in the memory that is there."""
-        for name, metadata in self.active_request_metadata.items():
-            metadata.copy_(other.active_request_metadata[name])
-            getattr(self.gpu_view, name).copy_(getattr(other.gpu_view, name))
+
+def plain_context(
+    temperature: list[float], top_k: list[int], top_p: list[float], device: torch.device
+) -> SamplingContext | EngineContext:
+    """A `SamplingContext`; what looks alike where a parameter is an engine's sentinel that the contract refuses."""
+    if min(temperature, default=0) < 0 or min(top_k, default=0) < 0:
+        return EngineContext(temperature, top_k, top_p, device=device)
+    return SamplingContext(temperature, top_k, top_p, device=device)
+
+
+def set_parameters(context: Any, temperature: list[float], top_k: list[int], top_p: list[float]) -> None:
+    """Give the requests of a context other parameters, as many as before, in the memory that is there."""
+    if isinstance(context, SamplingContext):
+        context.update(temperature, top_k, top_p)  # which forgets what it had found out of the old ones
+        return
+    for name, values in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
+        for tensors in (getattr(context, "active_request_metadata", {}).get(name), getattr(context.gpu_view, name)):
+            if tensors is not None:
+                tensors[: len(values)] = torch.tensor(values, dtype=tensors.dtype)
 
 
 def view_only(context: object) -> SimpleNamespace:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from conformance.cases import DTYPES, Case
 from conformance.claims import Claims
+from conformance.engine import EngineContext, plain_context
 from conformance.evidence.budget import looks
-from reference import FilterFlags, LawOptions, filter_flags
+from conformance.idiom import CallEach, own_values
+from reference import FilterFlags, Law, LawOptions, filter_flags
 
 SPEC_VERSION = "2027.2"
 
@@ -27,7 +30,7 @@ class Manner:
     """One way of putting a case to a sampler. The law does not depend on it.
 
     logits: changes how the logits lie in memory, not what they are.
-    context: builds the context, from the case and a device.
+    context: makes another context of the one that the sampler wants.
     gather: names logits rows by gather_indices; else they are laid out slot by slot.
     index_dtype, index_device ("cpu" or "same"), index_padding, index_step: of both index tensors; entries
         are `index_step` apart in memory.
@@ -36,7 +39,7 @@ class Manner:
 
     name: str = "plain"
     logits: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
-    context: Callable[[Case, torch.device], Any] = field(default=lambda case, device: case.context(device))
+    context: Callable[[Any], Any] = field(default=lambda context: context)
     gather: bool = True
     index_dtype: torch.dtype = torch.int32
     index_device: str = "same"
@@ -50,6 +53,10 @@ PLAIN = Manner()
 NO_PROMISE: FilterFlags = {"no_top_k": False, "no_top_p": False}
 
 _OFF = LawOptions()
+
+
+_GENERATORS: WeakKeyDictionary[Any, torch.Generator] = WeakKeyDictionary()
+"""What a sampler was made with that does not show it."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,24 @@ class Subject:
         return torch.Generator(self.device).manual_seed(seed)
 
     def sampler(self, vocab_size: int, seed: int, **options: Any) -> Any:
-        """A new sampler with a generator of its own."""
-        return self.make_sampler(vocab_size, self.generator(seed), **options)
+        """A new sampler. Its generator is its own, and seeded, or the global one, which is seeded then."""
+        if self.claims.generator == "global":
+            torch.manual_seed(seed)
+        rng = self.generator(seed)
+        made = self.make_sampler(vocab_size, rng, **options)
+        if not hasattr(made, "rng"):
+            _GENERATORS[made] = rng
+        return CallEach(made, self.context_of) if self.claims.parameters_by == "call" else made
+
+    def rng(self, sampler: Any) -> torch.Generator:
+        """The generator that the sampler draws from."""
+        if self.claims.generator == "own":
+            own: torch.Generator = getattr(sampler, "rng", None) or _GENERATORS[sampler]
+            return own
+        if self.device.type == "cpu":
+            return torch.default_generator
+        found: torch.Generator = torch.cuda.default_generators[self.device.index or 0]
+        return found
 
     def call(self, sampler: Any, case: Case, repeats: int = 1, manner: Manner = PLAIN, **more: Any) -> Tensor:
         """One call that samples the case's slot pattern `repeats` times over. Returns int64 [n].
@@ -90,20 +113,55 @@ class Subject:
         """
         logits, keywords = self.arguments(case, repeats, manner)
         n = case.slots * repeats
-        context = manner.context(case, self.device)
+        context = manner.context(self.context(case))
         flags = self.flags(case) if manner.promise else NO_PROMISE
         ids: Tensor = sampler.sample_kernel(logits, n, context, **{**flags, **keywords, **more})
         return ids if "output" in more else ids.clone()
 
     def context(self, case: Case) -> Any:
         """The parameters of the case's requests, in a context as the sampler wants it."""
-        return case.context(self.device)
+        return self.context_of(*case.parameters())
+
+    def context_of(self, temperature: list[float], top_k: list[int], top_p: list[float]) -> Any:
+        """The same of any parameters."""
+        if self.claims.make_context is not None:
+            return self.claims.make_context(temperature, top_k, top_p, self.device)
+        if min(0, *self.claims.top_k_off, *self.claims.greedy_temperatures) < 0:  # it may come to hold them later
+            return EngineContext(temperature, top_k, top_p, device=self.device)
+        return plain_context(temperature, top_k, top_p, self.device)
+
+    def engine_context(self, temperature: list[float], top_k: list[int], top_p: list[float]) -> Any:
+        """The same as an engine lays it out: with padding, paused requests and stale entries; or the engine's own."""
+        if self.claims.make_context is not None:
+            return self.claims.make_context(temperature, top_k, top_p, self.device)
+        return EngineContext(temperature, top_k, top_p, device=self.device)
+
+    def own_values(
+        self, vocab_size: int, temperature: Sequence[float], top_k: Sequence[int], top_p: Sequence[float]
+    ) -> tuple[list[float], list[int], list[float]]:
+        """Parameters in the contract's terms as values that the sampler takes."""
+        return own_values(self.claims, vocab_size, list(temperature), list(top_k), list(top_p))
 
     def flags(self, case: Case) -> FilterFlags:
-        """What a caller may promise of the case. Where "off" means something else, nothing."""
-        if (self.claims.options.top_k_off, self.claims.options.top_p_off) != (_OFF.top_k_off, _OFF.top_p_off):
+        """What a caller may promise of the case."""
+        return self.flags_of(self.context(case), case.vocab_size)
+
+    def flags_of(self, context: Any, vocab_size: int) -> FilterFlags:
+        """What a caller may promise of a context. Where "off" means something else than in the contract, nothing."""
+        if (self.claims.top_k_off, self.claims.top_p_off) != (_OFF.top_k_off, _OFF.top_p_off):
             return NO_PROMISE
-        return filter_flags(case.context(self.device), case.vocab_size)
+        return filter_flags(context, vocab_size)
+
+    def serves_invalid_rows(self) -> bool:
+        """Whether it may be given rows that are invalid."""
+        return "invalid rows" not in self.claims.refuses
+
+    def log_probs_law(self, case: Case) -> Law:
+        """The law that the log-probs of the case's slots follow: of what is drawn from, or of softmax(logits)."""
+        if self.claims.log_probs == "raw":
+            case = case.but(temperature=(1.0,) * case.request_count, top_k=(0,), top_p=(0.0,))
+            return case.law(_OFF, self.device)
+        return case.law(self.claims.options, self.device)
 
     def log_probs(self, sampler: Any, logits: Tensor, context: Any) -> Tensor:
         """The sampler's log-probs; an empty tensor where it claims none."""
@@ -165,9 +223,10 @@ class Subject:
         log-probs, "check" runs the whole check.
         """
         device = str(self.device)
-        if kind == "check":
-            claims = f", claims={self.claims}" if self.claims != Claims.of(self.make_sampler) else ""
-            lines = [f"from conformance import *; from reference import LawOptions; {self._import()}"]
+        if kind == "check" or not self._speaks_the_contract(case):
+            differ = self.claims != Claims.of(self.make_sampler)
+            claims = f", claims=Claims(**{self.claims.stated()})" if differ else ""
+            lines = [f"from conformance import *; {self._import()}"]
             arguments = f"tier={self.tier!r}, device={device!r}, seed={self.seed}, only={check_id!r}{claims}"
             lines += [
                 f"report = check(make_sampler, {arguments})",
@@ -196,6 +255,13 @@ class Subject:
             f"print(*[{counts} for slot in ids.view(-1, {case.slots}).T], sep='\\n')",
         ]
         return "\n".join(lines)
+
+    def _speaks_the_contract(self, case: Case) -> bool:
+        """Whether the sampler takes the case as a plain call: else a reproducer of six lines cannot show it."""
+        claims = self.claims
+        temperature, top_k, _ = case.parameters()
+        own_way = claims.make_context is not None or claims.parameters_by == "call" or claims.generator == "global"
+        return not own_way and min(temperature) >= 0 and min(top_k) >= 0
 
     def _import(self) -> str:
         """How to get the factory; a comment where it has no name of its own."""

@@ -159,6 +159,28 @@ def needs_cuda(subject: Subject) -> str | None:
     return None if subject.device.type == "cuda" else "needs a CUDA device"
 
 
+def needs_slots(subject: Subject, *, by_call: bool = False) -> str | None:
+    """For clauses about slots that have parameters of their own; `by_call`: also where there is a call for each."""
+    by = subject.claims.parameters_by
+    return None if by == "slot" or (by_call and by == "call") else f"parameters_by is {by!r}"
+
+
+def one_call(subject: Subject) -> str | None:
+    """For clauses about the call itself, of which the suite would make several."""
+    by_call = subject.claims.parameters_by == "call"
+    return "the suite makes a call for each set of parameters" if by_call else None
+
+
+def needs_plain_context(subject: Subject) -> str | None:
+    """For clauses with contexts that no `make_context` makes."""
+    return None if subject.claims.make_context is None else "the sampler wants contexts of its own"
+
+
+def needs_invalid_rows(subject: Subject) -> str | None:
+    """For clauses about rows that some samplers refuse."""
+    return None if subject.serves_invalid_rows() else "invalid rows are refused"
+
+
 def needs_memory(subject: Subject, gigabytes: int) -> str | None:
     """For clauses about batches that a plain sampler holds several copies of."""
     if subject.device.type != "cuda":
@@ -176,6 +198,7 @@ def plan(tier: Tier, claims: Claims | None = None) -> Iterator[tuple[Clause, Cas
 
 from conformance.clauses import (  # noqa: E402  # they register themselves with what is defined above
     calls,
+    claims,
     coupling,
     drawing,
     errors,
@@ -189,7 +212,7 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 )
 
 __all__ = [
-    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "clause", "coupling", "drawing", "errors", "graphs", "invalid",
-    "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_memory", "plan",
-    "randomness", "tier_of",
+    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "claims", "clause", "coupling", "drawing", "errors", "graphs",
+    "invalid", "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_invalid_rows", "needs_memory",
+    "needs_plain_context", "needs_slots", "one_call", "plan", "randomness", "tier_of",
 ]  # fmt: skip

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from conformance.cases import Case, for_each_mix, normal, probabilities, values
-from conformance.clauses import Tier, clause, needs_cuda
+from conformance.clauses import Tier, clause, needs_cuda, needs_plain_context, needs_slots
 from conformance.clauses.law import EIGHT, draws_follow_law, judge_draws
-from conformance.engine import EngineContext, view_only
+from conformance.engine import set_parameters, view_only
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import match_law
 from conformance.subject import Manner, Subject
-from reference import SamplingContext, filter_flags
 
 BLOCKS = f"torch.full((32, 64), -inf).scatter(1, torch.arange(64).view(32, 2), {normal(32, 2, 15)})"
 """Row r can give ids 2 r and 2 r + 1 only: a wrong row shows at the first draw."""
@@ -55,9 +55,25 @@ def _mixes(tier: Tier) -> Iterator[Case]:
     _parameters_apart,
     statistical=True,
     reproduce="draws",
+    not_applicable=needs_slots,
 )
 def _plain(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield from draws_follow_law(subject, case, alpha)
+
+
+@clause(
+    "calls/parameters-by-row",
+    "Slot i uses the parameters of the request with the number of the row that it gathers.",
+    "claims.parameters_by",
+    lambda tier: [
+        Case("by-row", probabilities(EIGHT, EIGHT[::-1], EIGHT), 8, (0.5, 1.0, 2.0), (2, 0, 5), draws=tier.draws // 2),
+    ],
+    statistical=True,
+    reproduce="draws",
+    not_applicable=lambda subject: None if subject.claims.parameters_by == "row" else "parameters_by is not 'row'",
+)
+def _by_row(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    yield from draws_follow_law(subject, case.but(rows=(2, 0, 1, 0, 2), requests=(0, 1, 2, 0, 1)), alpha)
 
 
 @clause("calls/without-gather", "Without gather_indices slot i samples row i.", "contract", _rows_apart,
@@ -73,18 +89,18 @@ def _without_gather(subject: Subject, case: Case, alpha: float) -> Iterator[Evid
     "contract",
     _rows_apart,
     statistical=True,
+    not_applicable=lambda subject: needs_slots(subject, by_call=True),
 )
 def _without_mapping(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     repeats = 64
-    parameters = [list(column) * repeats for column in case.parameters()]
-    context = SamplingContext(*parameters, device=subject.device)  # type: ignore[arg-type]  # three columns
+    context = subject.context_of(*(column * repeats for column in case.parameters()))  # type: ignore[arg-type]
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     rows = case.pattern()[0].repeat(repeats).to(subject.device)
     # 16 times as many rows as slots, all but the gathered ones NaN.
     logits = torch.full((16 * len(rows), 64), float("nan"), device=subject.device)
     where = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))[: len(rows)].to(subject.device)
     logits[where] = case.logits(subject.device)[rows]
-    flags = filter_flags(context, case.vocab_size)
+    flags = subject.flags_of(context, case.vocab_size)
     ids = [sampler.sample_kernel(logits, len(rows), context, **flags, gather_indices=where).clone() for _ in range(8)]
     yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
 
@@ -120,8 +136,7 @@ def _flags(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 )
 def _bare(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     repeats = 256
-    temperature, top_k, top_p = case.parameters()
-    context = SamplingContext(temperature * repeats, top_k * repeats, top_p * repeats, device=subject.device)
+    context = subject.context_of(*(column * repeats for column in case.parameters()))  # type: ignore[arg-type]
     logits = case.logits(subject.device)[case.pattern()[0].repeat(repeats).to(subject.device)]
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     calls: list[dict[str, object]] = [{}, {"eager": True}, {"cache_key": ("step", 1)}, {"eager": False}]
@@ -141,26 +156,31 @@ def _bare(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 def _engine(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     # One context for all calls. Between them the engine overwrites it, as it does at each step: the calls
     # that are not judged use other parameters.
-    context = EngineContext(*case.parameters(), device=subject.device)
-    other = EngineContext([0.5] * case.request_count, [2] * case.request_count, [0.3] * case.request_count,
-                          device=subject.device)  # fmt: skip
+    context = subject.engine_context(*case.parameters())
+    n = case.request_count
+    other = subject.own_values(case.vocab_size, [0.5] * n, [2] * n, [0.3] * n)
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     logits, keywords = subject.arguments(case, 64, Manner(index_padding=5))
-    own = context.clone()
     ids = []
     for _ in range(min(32, max(2, case.draws // (64 * case.slots)))):
-        for parameters in (other, own):
-            context.overwrite(parameters)
-            flags = filter_flags(context, case.vocab_size)
+        for parameters in (other, case.parameters()):
+            set_parameters(context, *parameters)
+            flags = subject.flags_of(context, case.vocab_size)
             drawn = sampler.sample_kernel(logits, 64 * case.slots, context, **flags, **keywords).clone()
         ids.append(drawn)
     yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
 
 
-@clause("calls/gpu-view-alone", "A context that holds gpu_view alone works.", "contract", _parameters_apart,
-        statistical=True)  # fmt: skip
+@clause(
+    "calls/gpu-view-alone",
+    "A context that holds gpu_view alone works.",
+    "contract",
+    _parameters_apart,
+    statistical=True,
+    not_applicable=needs_plain_context,
+)
 def _view_alone(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    manner = Manner(context=lambda case, device: view_only(case.context(device)))
+    manner = Manner(context=view_only)
     yield from draws_follow_law(subject, case, alpha, manner)
 
 
@@ -175,10 +195,10 @@ def _view_alone(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence
     statistical=True,
 )  # fmt: skip
 def _beyond(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    context = EngineContext(*case.parameters(), device=subject.device)
+    context = subject.engine_context(*case.parameters())
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     logits = torch.cat([case.logits(subject.device), torch.zeros(4, 8, device=subject.device)])
-    flags = filter_flags(context, case.vocab_size)
+    flags = subject.flags_of(context, case.vocab_size)
     calls = min(512, case.draws // 3)
     ids = torch.stack([sampler.sample_kernel(logits, 7, context, **flags).clone() for _ in range(calls)])
     beyond = ids[:, 3:]
@@ -209,6 +229,7 @@ def _result(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         *for_each_mix(Case("output", normal(4, 8, 17), 8, (0.0, 1.0, 1.0, 0.5))),
         Case("output-greedy", normal(4, 8, 17), 8, (0.0,) * 4),
     ],
+    claim="output",
 )
 def _output(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     # A slice that starts at an odd entry is aligned to 8 bytes only.
@@ -238,15 +259,14 @@ def _output(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
 )
 def _empty(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(2, 1)
-    state = sampler.rng.get_state() if hasattr(sampler, "rng") else None
+    rng = subject.rng(sampler)
+    state = rng.get_state()
     context = subject.context(case)
     ids = sampler.sample_kernel(case.logits(subject.device)[:0], 0, context, no_top_k=False, no_top_p=False)
-    nothing = torch.empty(0, dtype=torch.int64, device=subject.device)
-    given = sampler.sample_kernel(
-        case.logits(subject.device), 0, context, no_top_k=False, no_top_p=False, output=nothing
-    )
+    more = {"output": torch.empty(0, dtype=torch.int64, device=subject.device)} if subject.claims.output else {}
+    given = sampler.sample_kernel(case.logits(subject.device), 0, context, no_top_k=False, no_top_p=False, **more)
     yield exact("with rows and an output", passed=given.shape == (0,), observed=tuple(given.shape), allowed="(0,)")
-    still = state is None or torch.equal(state, sampler.rng.get_state())
+    still = torch.equal(state, rng.get_state())
     yield exact("shape, dtype, generator", passed=(tuple(ids.shape), ids.dtype, still) == ((0,), torch.int64, True),
                 observed=f"{tuple(ids.shape)}, {ids.dtype}, generator unmoved: {still}",
                 allowed="(0,), torch.int64, generator unmoved: True")  # fmt: skip
@@ -265,19 +285,24 @@ def _empty(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     statistical=True,
 )
 def _context_update(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    context = SamplingContext([1.0], [5], [0.9], device=subject.device)
+    context = subject.context_of(*subject.own_values(8, [1.0], [5], [0.9]))
     sampler = subject.sampler(8, subject.seed_of(case.id))
     zeros = torch.zeros(case.draws, dtype=torch.int32, device=subject.device)
     logits = case.logits(subject.device)
 
     def call() -> torch.Tensor:
         ids: torch.Tensor = sampler.sample_kernel(
-            logits, case.draws, context, **filter_flags(context, 8), gather_indices=zeros, token_to_request_index=zeros
+            logits,
+            case.draws,
+            context,
+            **subject.flags_of(context, 8),
+            gather_indices=zeros,
+            token_to_request_index=zeros,
         )
         return ids
 
     call()
-    context.update(*case.parameters())
+    set_parameters(context, *case.parameters())
     yield from judge_draws(subject, case, call()[None], alpha)
 
 
@@ -298,29 +323,29 @@ def _contexts_in_turn(subject: Subject, case: Case, alpha: float) -> Iterator[Ev
     drawn: list[list[torch.Tensor]] = [[], []]
     log_probs: list[torch.Tensor] = [torch.empty(0)] * 2
 
-    def call(which: int, context: SamplingContext) -> None:
-        flags = filter_flags(context, case.vocab_size)
+    def call(which: int, context: Any) -> None:
+        flags = subject.flags_of(context, case.vocab_size)
         drawn[which].append(sampler.sample_kernel(logits, 64 * case.slots, context, **flags, **keywords).clone())
         if subject.claims.log_probs != "none":
             log_probs[which] = sampler.log_probs_kernel(logits[rows], context, token_to_request_index=requests)
 
     both = case, other
     for _ in range(4):
-        contexts = [each.context(subject.device) for each in both]
+        contexts = [subject.context(each) for each in both]
         for which in (0, 1, 0, 0, 1):
             call(which, contexts[which])
         # The first now holds what the second does, and then its own again.
-        contexts[0].update(*other.parameters())
+        set_parameters(contexts[0], *other.parameters())
         call(1, contexts[0])
-        contexts[0].update(*case.parameters())
+        set_parameters(contexts[0], *case.parameters())
         call(0, contexts[0])
         del contexts
         for which in (0, 1, 0):
-            call(which, both[which].context(subject.device))  # likely at the address of the one before
+            call(which, subject.context(both[which]))  # likely at the address of the one before
     for each, ids, last in zip(both, drawn, log_probs, strict=True):
         yield from judge_draws(subject, each, torch.cat(ids).view(-1, case.slots).T, alpha / 2)
         if subject.claims.log_probs != "none":
-            yield from match_law(last, each.law(subject.claims.options, subject.device))
+            yield from match_law(last, subject.log_probs_law(each))
 
 
 @clause(
@@ -332,11 +357,12 @@ def _contexts_in_turn(subject: Subject, case: Case, alpha: float) -> Iterator[Ev
              rows=tuple(range(11)), requests=(0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4), draws=tier.draws // 8),
     ],
     claim="speculative",
+    not_applicable=needs_slots,
     statistical=True,
 )  # fmt: skip
 def _speculative(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(64, subject.seed_of(case.id))
-    context = EngineContext(*case.parameters(), device=subject.device)
+    context = subject.engine_context(*case.parameters())
     logits = case.logits(subject.device)
     calls = min(256, case.draws // case.slots)
     ids = [sampler.sample_speculative(logits[:11], 3, 2, 2, context).clone() for _ in range(calls)]
@@ -362,7 +388,7 @@ def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
     late = torch.full_like(logits, float("nan"))
     context = subject.context(case)
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
-    flags = filter_flags(context, case.vocab_size)
+    flags = subject.flags_of(context, case.vocab_size)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         # The logits arrive late: work on another stream would still see NaN.
@@ -376,4 +402,4 @@ def _side_stream(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
     stream.synchronize()
     yield from judge_draws(subject, case, together.view(-1, case.slots).T, alpha)
     if subject.claims.log_probs != "none":
-        yield from match_law(log_probs, case.law(subject.claims.options, subject.device))
+        yield from match_law(log_probs, subject.log_probs_law(case))

@@ -14,6 +14,7 @@ from conformance.clauses import Tier, clause
 from conformance.evidence import Evidence
 from conformance.evidence.coupling import Running, inverse_cdf, running_law
 from conformance.evidence.replay import rejection
+from conformance.idiom import in_terms_of
 from conformance.streams import Method, Stream
 from conformance.subject import Subject
 from reference import Law
@@ -152,7 +153,8 @@ def _laws(subject: Subject, case: Case) -> tuple[Law, Law, Method]:
     _, top_k, _ = case.parameters()
     if method != "rejection-after-top-k":
         top_k = [1 if k == 1 else 0 for k in top_k]  # k = 1 is greedy, and no filter
-    return case.law(options, device), case.but(top_k=tuple(top_k), top_p=(0.0,)).law(options, device), method
+    unfiltered = in_terms_of(subject.claims, case.but(top_k=tuple(top_k), top_p=(0.0,)))
+    return case.law(options, device), unfiltered.law(options, device), method
 
 
 def _judge(subject: Subject, case: Case, ids: Tensor, u: Tensor, distance: float | None = None) -> Evidence:

@@ -8,13 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from conformance.cases import Case, values
-from conformance.clauses import clause
+from conformance.clauses import clause, needs_plain_context
 from conformance.evidence import Evidence, exact
 from conformance.subject import Subject
-from reference import SamplingContext
 
 Call = dict[str, Any]
 """Keyword arguments of a right call of `sample_kernel` with n = 2, to be spoilt."""
@@ -40,6 +38,11 @@ def _index(call: Call, name: str, value: Any, dtype: torch.dtype = torch.int32) 
     return {**call, name: torch.tensor(value, dtype=dtype)}  # on the CPU, where it can be looked at
 
 
+def _n_beyond(call: Call) -> Call:
+    n = len(call["context"].gpu_view.temperature) + 1
+    return {**{name: call[name] for name in call if name != "output"}, "n": n, "logits": call["logits"].repeat(n, 1)}
+
+
 MALFORMED: dict[str, tuple[str, Callable[[Call], Call]]] = {
     # name of the check: (argument that the message must name, how to spoil the call)
     "logits-rank-1": ("logits", lambda c: {**c, "logits": c["logits"][0]}),
@@ -52,7 +55,7 @@ MALFORMED: dict[str, tuple[str, Callable[[Call], Call]]] = {
     "n-negative": ("n", lambda c: {**c, "n": -1}),
     "n-float": ("n", lambda c: {**c, "n": 2.0}),
     "n-bool": ("n", lambda c: {**c, "n": True}),
-    "n-beyond-parameters": ("n", lambda c: {**c, "n": 3, "logits": torch.cat([c["logits"]] * 2), "output": None}),
+    "n-beyond-parameters": ("n", _n_beyond),
     "no-top-k-none": ("no_top_k", lambda c: {**c, "no_top_k": None}),
     "no-top-p-int": ("no_top_p", lambda c: {**c, "no_top_p": 1}),
     "gather-too-short": ("gather_indices", lambda c: _index(c, "gather_indices", [0])),
@@ -80,7 +83,7 @@ MALFORMED: dict[str, tuple[str, Callable[[Call], Call]]] = {
     "temperature-negative": ("temperature", lambda c: _metadata(c, temperature=[1.0, -0.5])),
     "temperature-nan": ("temperature", lambda c: _metadata(c, temperature=[float("nan"), 1.0])),
     "temperature-infinite": ("temperature", lambda c: _metadata(c, temperature=[1.0, float("inf")])),
-    "top-k-negative": ("top_k", lambda c: _metadata(c, top_k=[-1, 0])),
+    "top-k-negative": ("top_k", lambda c: _metadata(c, top_k=[-5, 0])),
     "top-p-negative": ("top_p", lambda c: _metadata(c, top_p=[0.5, -0.1])),
     "top-p-above-one": ("top_p", lambda c: _metadata(c, top_p=[0.5, 1.5])),
     "top-p-nan": ("top_p", lambda c: _metadata(c, top_p=[float("nan"), 0.5])),
@@ -88,22 +91,52 @@ MALFORMED: dict[str, tuple[str, Callable[[Call], Call]]] = {
 }
 
 
+_OF_CONTEXT = ("context", "temperature", "top_k", "top_p", "active_request_metadata")
+
+
+def _cases(about: Callable[[str], bool]) -> list[Case]:
+    return [
+        Case(name, values([1.0, 2.0, 0.0, 1.5], [0.0, 1.0, 0.5, 3.0]), 4, (1.0, 0.8), (0, 3), (0.0, 0.9))
+        for name, (argument, _) in MALFORMED.items()
+        if about(argument)
+    ]
+
+
 @clause(
     "errors/refused",
     "A malformed call raises a ValueError that names the argument, before anything is drawn, advanced or written.",
     "contract",
-    lambda _tier: [
-        Case(name, values([1.0, 2.0, 0.0, 1.5], [0.0, 1.0, 0.5, 3.0]), 4, rows=(0, 1)) for name in MALFORMED
-    ],
+    lambda _tier: _cases(lambda argument: argument not in {"output", *_OF_CONTEXT}),
+    claim="argument_errors",
+)
+@clause(
+    "errors/context",
+    "A malformed context, or a parameter out of its range, raises a ValueError that names it, before anything is "
+    "drawn, advanced or written.",
+    "contract",
+    lambda _tier: _cases(lambda argument: argument in _OF_CONTEXT),
+    claim="argument_errors",
+    not_applicable=needs_plain_context,
+)
+@clause(
+    "errors/output",
+    "A malformed output raises a ValueError that names it, before anything is drawn, advanced or written.",
+    "contract",
+    lambda _tier: _cases(lambda argument: argument == "output"),
+    claim="output",
+    not_applicable=lambda subject: None if subject.claims.argument_errors else "argument_errors is not claimed",
 )
 def _refused(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     argument, spoil = MALFORMED[case.name]
-    sampler = subject.sampler(4, 1)
+    rng = subject.generator(1)
+    sampler = subject.make_sampler(4, rng)  # and nothing in between that sees the call first
     logits = case.logits(subject.device).clone()
     output = torch.full((2,), -77, dtype=torch.int64, device=subject.device)
-    context = SamplingContext([1.0, 0.8], [0, 3], [0.0, 0.9], device=subject.device)
-    call = {"logits": logits, "n": 2, "context": context, "no_top_k": False, "no_top_p": False, "output": output}
-    state = sampler.rng.get_state() if hasattr(sampler, "rng") else None
+    context = subject.context(case)
+    call = {"logits": logits, "n": 2, "context": context, "no_top_k": False, "no_top_p": False}
+    if subject.claims.output:
+        call["output"] = output
+    state = rng.get_state()
     before = logits.clone()
     message = "no error"
     try:
@@ -116,13 +149,9 @@ def _refused(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     named = message.startswith("ValueError") and re.search(rf"\b{argument}\b", message) is not None
     yield exact("the error", passed=named, observed=message.splitlines()[0],
                 allowed=f"a ValueError that names {argument}")  # fmt: skip
-    yield _untouched(sampler, state, output, torch.equal(before, logits))
-
-
-def _untouched(sampler: Any, state: Tensor | None, output: Tensor, same_logits: bool) -> Evidence:  # noqa: FBT001
     observed = {
-        "generator moved": state is not None and not torch.equal(state, sampler.rng.get_state()),
+        "generator moved": not torch.equal(state, rng.get_state()),
         "output written": bool((output != -77).any()),
-        "logits changed": not same_logits,
+        "logits changed": not torch.equal(before, logits),
     }
-    return exact("what the call left behind", passed=not any(observed.values()), observed=observed, allowed="nothing")
+    yield exact("what the call left behind", passed=not any(observed.values()), observed=observed, allowed="nothing")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from conformance.cases import Case, normal
-from conformance.clauses import clause, needs_cuda
+from conformance.clauses import clause, needs_cuda, one_call
 from conformance.clauses.law import judge_draws
 from conformance.clauses.randomness import FLAT
+from conformance.engine import set_parameters
 from conformance.evidence import Evidence, exact
 from conformance.evidence.counts import matches
 from conformance.subject import Subject
-from reference import SamplingContext
 
 _N, _V = 8, 1000
 _OFF_K, _OFF_P = (0,) * _N, (0.0,) * _N
@@ -33,13 +33,22 @@ CONTENTS = {
 }
 
 
+def contents(subject: Subject, promise: tuple[bool, bool]) -> list[tuple[list[float], list[int], list[float]]]:
+    """`CONTENTS` in values that the sampler takes."""
+    return [subject.own_values(_V, *content) for content in CONTENTS[promise]]
+
+
+def _needs_graphs(subject: Subject) -> str | None:
+    return needs_cuda(subject) or one_call(subject)
+
+
 class _Captured:
     """One call in a graph, with the buffers that its replays read and write."""
 
     def __init__(self, subject: Subject, promise: tuple[bool, bool], repeats: int) -> None:
         self.subject, self.repeats, self.promise = subject, repeats, promise
         self.sampler = subject.sampler(_V, subject.seed_of(promise), enable_cuda_graph=True)
-        self.context = SamplingContext(*CONTENTS[promise][0], device=subject.device)
+        self.context = subject.context_of(*contents(subject, promise)[0])
         case = _case(promise, 0)
         self.logits, self.keywords = subject.arguments(case, repeats)
         self.logits = self.logits.clone()
@@ -47,7 +56,7 @@ class _Captured:
         self.eager()  # compiles, loads and allocates what the capture must not
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.sampler.rng)
+        self.graph.register_generator_state(subject.rng(self.sampler))
         with torch.cuda.graph(self.graph):
             self.eager()
 
@@ -77,17 +86,17 @@ def _case(promise: tuple[bool, bool], content: int) -> Case:
     "contract",
     lambda _tier: [_case(promise, 0) for promise in CONTENTS],
     statistical=True,
-    not_applicable=needs_cuda,
+    not_applicable=_needs_graphs,
     claim="cuda_graph",
 )
 def _replay_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     promise = _promise(case)
     captured = _Captured(subject, promise, repeats=64)
-    contents = CONTENTS[promise]
-    for content in range(len(contents)):
-        captured.context.update(*contents[content])
+    held = contents(subject, promise)
+    for content in range(len(held)):
+        set_parameters(captured.context, *held[content])
         ids = torch.cat([captured.replay().view(64, _N) for _ in range(64)]).T
-        yield from judge_draws(subject, _case(promise, content), ids, alpha / len(contents))
+        yield from judge_draws(subject, _case(promise, content), ids, alpha / len(held))
 
 
 @clause(
@@ -96,26 +105,27 @@ def _replay_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence
     "calls alone, and leave the generator in the same state.",
     "contract",
     lambda _tier: [_case(promise, 0) for promise in CONTENTS],
-    not_applicable=needs_cuda,
+    not_applicable=_needs_graphs,
     claim="cuda_graph",
 )
 def _replay_is_eager(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     promise = _promise(case)
     captured = _Captured(subject, promise, repeats=4)
-    rng = captured.sampler.rng
+    rng = subject.rng(captured.sampler)
+    held = contents(subject, promise)
     seed = subject.seed_of(case.id)
     mixtures = ("replay replay replay replay", "eager replay replay eager", "replay eager eager replay")
     for mixture in mixtures:
         rng.manual_seed(seed)
         expected, state = [], None
         for step in range(4):
-            captured.context.update(*CONTENTS[promise][step % len(CONTENTS[promise])])
+            set_parameters(captured.context, *held[step % len(held)])
             expected.append(captured.eager())
         state = rng.get_offset()
         rng.manual_seed(seed)
         got = []
         for step, kind in enumerate(mixture.split()):
-            captured.context.update(*CONTENTS[promise][step % len(CONTENTS[promise])])
+            set_parameters(captured.context, *held[step % len(held)])
             got.append(captured.replay() if kind == "replay" else captured.eager())
         differ = sum(int((a != b).sum()) for a, b in zip(expected, got, strict=True))
         yield exact(mixture, passed=differ == 0 and rng.get_offset() == state,
@@ -129,7 +139,7 @@ def _replay_is_eager(subject: Subject, case: Case, _alpha: float) -> Iterator[Ev
     "contract",
     lambda _tier: [_case(promise, 0) for promise in CONTENTS],
     statistical=True,
-    not_applicable=needs_cuda,
+    not_applicable=_needs_graphs,
     claim="cuda_graph",
 )
 def _replay_fresh(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
@@ -139,7 +149,7 @@ def _replay_fresh(subject: Subject, case: Case, alpha: float) -> Iterator[Eviden
     flat = FLAT.but(top_k=(0 if promise[0] else 999,), top_p=(0.0 if promise[1] else 0.9999,))
     captured.logits.copy_(flat.logits(subject.device))
     temperature, top_k, top_p = flat.parameters()
-    captured.context.update(temperature * _N, top_k * _N, top_p * _N)
+    set_parameters(captured.context, temperature * _N, top_k * _N, top_p * _N)
     steps = torch.stack([captured.replay() if step % 3 else captured.eager() for step in range(96)])
     pairs = []
     for lag in (1, 2, 3):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from conformance.cases import Case, for_each_mix, values
-from conformance.clauses import Tier, clause
-from conformance.clauses.law import EIGHT, judge_draws
+from conformance.clauses import Tier, clause, needs_invalid_rows
+from conformance.clauses.law import EIGHT, judge_draws, select
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import match_law
 from conformance.subject import Subject
@@ -32,6 +32,7 @@ def _cases(tier: Tier) -> Iterator[Case]:
     _cases,
     statistical=True,
     reproduce="draws",
+    not_applicable=needs_invalid_rows,
 )
 def _law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     yield from judge_draws(subject, case, subject.draw(case, case.draws), alpha)
@@ -43,6 +44,7 @@ def _law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     "rows are replaced by valid ones.",
     "law 7",
     _cases,
+    not_applicable=needs_invalid_rows,
 )
 def _isolated(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     mended = case.but(code=values(*[row if row in (_GOOD, _GOOD[::-1]) else _GOOD for row in _ROWS]))
@@ -61,8 +63,12 @@ def _isolated(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]
     "law 7",
     _cases,
     claim="log_probs",
+    not_applicable=needs_invalid_rows,
     reproduce="log-probs",
 )
 def _log_probs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(case.logits(subject.device), subject.context(case))
-    yield from match_law(log_probs, case.law(subject.claims.options, subject.device))
+    law = subject.log_probs_law(case)
+    if subject.claims.invalid_rows == "any":
+        log_probs, law = log_probs[law.valid], select(law, law.valid)
+    yield from match_law(log_probs, law)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, probabilities
-from conformance.clauses import Tier, clause, needs_cuda
+from conformance.clauses import Tier, clause, needs_cuda, needs_slots
 from conformance.clauses.law import EIGHT, draws_follow_law, judge_draws
 from conformance.evidence import Evidence, exact
 from conformance.evidence.counts import follows_law
 from conformance.evidence.support import support
 from conformance.subject import Manner, Subject
-from reference import filter_flags
 
 DISTINCT = tuple((0.01,) * i + (0.93,) + (0.01,) * (7 - i) for i in range(8))
 
@@ -101,12 +100,13 @@ def _strides(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     "law 9",
     lambda tier: [Case("expanded", probabilities(EIGHT), 8, top_p=(0.6,), rows=(0,), draws=tier.draws // 8)],
     statistical=True,
+    not_applicable=lambda subject: needs_slots(subject, by_call=True),
 )
 def _expanded(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     n = min(case.draws, 2**14)
     context = subject.context(case)
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
-    flags = filter_flags(context, case.vocab_size)
+    flags = subject.flags_of(context, case.vocab_size)
     zeros = torch.zeros(n, dtype=torch.int32, device=subject.device)
     logits = case.logits(subject.device).expand(n, -1)
     ids = sampler.sample_kernel(logits, n, context, **flags, token_to_request_index=zeros)[None]
@@ -192,7 +192,9 @@ def _no_synchronisation() -> Iterator[None]:
     "No call waits for the device.",
     "law 9",
     _batch,
-    not_applicable=needs_cuda,
+    not_applicable=lambda subject: (
+        needs_cuda(subject) or (needs_slots(subject) if subject.claims.parameters_by == "call" else None)
+    ),
     claim="sync_free",
 )
 def _sync_free(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
@@ -200,7 +202,7 @@ def _sync_free(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence
     logits, keywords = subject.arguments(case, 4)
     on_cpu = {name: index.cpu() for name, index in keywords.items()}
     context = subject.context(case)
-    flags = filter_flags(context, case.vocab_size)
+    flags = subject.flags_of(context, case.vocab_size)
 
     def calls(index: dict[str, Any]) -> None:
         sampler.sample_kernel(logits, 4 * case.slots, context, **flags, **index)

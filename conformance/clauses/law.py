@@ -50,6 +50,8 @@ def judge_draws(
 ) -> Iterator[Evidence]:
     """Support of all slots, then frequencies of the valid ones. ids: [slots, draws]."""
     law = case.law(subject.claims.options, subject.device)
+    if subject.claims.invalid_rows == "any":
+        ids, law = ids[law.valid], select(law, law.valid)
     inside = support(ids, law)
     yield inside
     if not inside.passed or not bool(law.valid.any()):

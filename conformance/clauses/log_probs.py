@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, probabilities, values
-from conformance.clauses import Tier, clause
+from conformance.clauses import Tier, clause, needs_slots
 from conformance.clauses.law import BETWEEN_PREFIXES, EIGHT, row_kinds
 from conformance.evidence import Evidence, exact
 from conformance.evidence.log_probs import invariants, match_law, tolerance
@@ -110,12 +110,14 @@ def _match(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     rows, _ = case.pattern()
     logits = case.logits(subject.device)[rows.to(subject.device)]
     context = subject.context(case)
-    law = case.law(subject.claims.options, subject.device)
+    law = subject.log_probs_law(case)
     log_probs = subject.sampler(case.vocab_size, 0).log_probs_kernel(logits, context)
     yield _form(log_probs, logits)
     yield from match_law(log_probs, law)
     real = slice(case.vocab_size)
-    yield from invariants(log_probs[:, real], logits[:, real], context.gpu_view.temperature)
+    temperature = context.gpu_view.temperature[: len(logits)]
+    raw = subject.claims.log_probs == "raw"
+    yield from invariants(log_probs[:, real], logits[:, real], torch.ones_like(temperature) if raw else temperature)
     # Judged by the law, not by the bits above: sums over memory that is aligned otherwise may go in another order.
     spread = torch.full((2 * logits.shape[0], 2 * logits.shape[1]), 60.0, dtype=logits.dtype, device=logits.device)
     spread[::2, ::2] = logits
@@ -145,10 +147,11 @@ def _form(log_probs: Tensor, logits: Tensor) -> Evidence:
              top_p=(0.8, 0.0, 0.0), rows=(0, 1, 2, 3, 4), requests=(2, 0, 1, 1, 0)),
     ],
     claim="log_probs",
+    not_applicable=needs_slots,
 )  # fmt: skip
 def _mapping(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     _, requests = case.pattern()
-    law = case.law(subject.claims.options, subject.device)
+    law = subject.log_probs_law(case)
     logits = case.logits(subject.device)
     padded = torch.nn.functional.pad(requests, (0, 3))
     for index in (padded, padded.int(), padded.to(subject.device), padded.int().to(subject.device)):
@@ -194,7 +197,7 @@ def _drawn(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
 )
 def _token(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     logits, context = case.logits(subject.device), subject.context(case)
-    law = case.law(subject.claims.options, subject.device)
+    law = subject.log_probs_law(case)
     chosen = law.log_probs.argmax(1)
     got = subject.sampler(case.vocab_size, 0).token_log_probs(logits, chosen, context, top_n=5)
     expected = law.log_probs

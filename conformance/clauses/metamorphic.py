@@ -14,14 +14,15 @@ from torch import Tensor
 
 from conformance.cases import MIXES, Case, for_each_mix, normal, probabilities
 from conformance.clauses import Tier, clause
-from conformance.clauses.law import EIGHT, judge_draws, row_kinds
+from conformance.clauses.law import EIGHT, judge_draws, row_kinds, select
 from conformance.clauses.log_probs import of_call
 from conformance.engine import view_only
 from conformance.evidence import Evidence, exact
 from conformance.evidence.counts import Cells, binomial
 from conformance.evidence.log_probs import match_law
+from conformance.idiom import in_terms_of, off_top_k, off_top_p
 from conformance.subject import PLAIN, Manner, Subject
-from reference import Law, LawOptions, SamplingContext
+from reference import Law
 from reference.law import sum_error
 
 _BATCH = tuple(0.0 if i % 7 == 6 else 0.3 + 0.05 * i for i in range(40))
@@ -45,6 +46,8 @@ _MATES = {
 }
 """Rows that take the places of every other row of a batch."""
 
+_INVALID = ("NaN", "+inf", "all -inf")
+
 _BAD_MATES = (
     f"torch.cat([{', '.join(code for name, code in _MATES.items() if name not in {'other rows', 'all tied'})}])"
 )
@@ -65,13 +68,13 @@ _BAD_MATES = (
 )
 def _batches(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     logits = case.logits(subject.device)
-    law = case.law(subject.claims.options, subject.device)
+    law = subject.log_probs_law(case)
     columns = case.parameters()
     n = len(logits)
 
     def of_rows(rows: list[int], logits: Tensor) -> Tensor:
         temperature, top_k, top_p = ([column[row] for row in rows] for column in columns)
-        context = SamplingContext(temperature, top_k, top_p, device=subject.device)  # type: ignore[arg-type]  # ints
+        context = subject.context_of(temperature, top_k, top_p)  # type: ignore[arg-type]  # ints
         log_probs: Tensor = subject.sampler(case.vocab_size, 0).log_probs_kernel(logits, context)
         return log_probs
 
@@ -81,11 +84,14 @@ def _batches(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     yield from of_call(f"pieces of 1, 7 and {n - 8} rows", match_law(torch.cat(pieces), law))
     for name, layout in _LAYOUTS.items():
         yield from of_call(f"{name} in memory", match_law(of_rows(list(range(n)), layout(logits)), law))
+    if not subject.serves_invalid_rows():
+        return
     beside = case.but(code=f"torch.where(torch.arange({n})[:, None] % 2 == 0, {case.code}, {_BAD_MATES})")
     log_probs = of_rows(list(range(n)), beside.logits(subject.device))
-    yield from of_call(
-        "every other row invalid", match_law(log_probs, beside.law(subject.claims.options, subject.device))
-    )
+    law = subject.log_probs_law(beside)
+    if subject.claims.invalid_rows == "any":
+        log_probs, law = log_probs[law.valid], select(law, law.valid)
+    yield from of_call("every other row invalid", match_law(log_probs, law))
 
 
 def _inverse(order: list[int]) -> list[int]:
@@ -114,6 +120,8 @@ def _swap(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     before = tokens(case.code)
     yield from judge_draws(subject, case, before, alpha)
     for name, mates in _MATES.items():
+        if name in _INVALID and not subject.serves_invalid_rows():
+            continue
         differ = 0
         for parity in (0, 1):
             own = slice(parity, None, 2)
@@ -126,14 +134,15 @@ def _swap(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 def _beside(_tier: Tier) -> Iterator[Case]:
     """Slot 0 is the one whose filter is off; slot 1 uses filters, or none."""
     for mates, ((top_k,), (top_p,)) in MIXES.items():
-        yield Case(f"beside-{mates}", probabilities(EIGHT), 8, top_k=(0, top_k), top_p=(0.0, top_p), rows=(0, 0),
+        # The other slot's temperature keeps it another request, whatever the first's parameters are.
+        yield Case(f"beside-{mates}", probabilities(EIGHT), 8, (1.0, 1.25), (0, top_k), (0.0, top_p), rows=(0, 0),
                    requests=(0, 1), draws=2**13)  # fmt: skip
 
 
 _MANNERS = (
     PLAIN,
     Manner("no-promise", promise=False),
-    Manner("view-alone", promise=False, context=lambda case, device: view_only(case.context(device))),
+    Manner("view-alone", promise=False, context=view_only),
 )
 
 
@@ -147,8 +156,9 @@ _MANNERS = (
 )
 def _top_k_sentinels(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     width = case.vocab_size
-    top_k = (*sorted(subject.claims.options.top_k_off), width, width + 1, 2**31 - 1)
-    off = [(k, _off_p(subject.claims.options)) for k in top_k]
+    top_k = (*(k for k in sorted(subject.claims.top_k_off) if k or "top_k 0" not in subject.claims.refuses),
+             width, width + 1, 2**31 - 1)  # fmt: skip
+    off = [(k, off_top_p(subject.claims)) for k in top_k]
     yield from _same_tokens(subject, case, off, alpha)
 
 
@@ -159,16 +169,17 @@ def _top_k_sentinels(subject: Subject, case: Case, alpha: float) -> Iterator[Evi
     "law 5 and 9",
     _beside,
     statistical=True,
-    not_applicable=lambda subject: None if subject.claims.options.top_p_off else "no value of p switches top-p off",
+    not_applicable=lambda subject: None if _off_values(subject) else "no value of p switches top-p off",
 )
 def _top_p_sentinels(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    off = [(case.vocab_size, p) for p in sorted(subject.claims.options.top_p_off, reverse=True)]
+    off = [(off_top_k(subject.claims, case.vocab_size), p) for p in _off_values(subject)]
     yield from _same_tokens(subject, case, off, alpha)
 
 
-def _off_p(options: LawOptions) -> float:
-    """A p that drops nothing, or next to nothing where none is off: 1 - 2^-24 leaves EIGHT whole."""
-    return max(options.top_p_off, default=1 - 2.0**-24)
+def _off_values(subject: Subject) -> list[float]:
+    """The values of p that are off and that the sampler takes, the largest first."""
+    claims = subject.claims
+    return [p for p in sorted(claims.top_p_off, reverse=True) if f"top_p {p:g}" not in claims.refuses]
 
 
 def _same_tokens(subject: Subject, case: Case, off: list[tuple[int, float]], alpha: float) -> Iterator[Evidence]:
@@ -180,13 +191,14 @@ def _same_tokens(subject: Subject, case: Case, off: list[tuple[int, float]], alp
     seed = subject.seed_of(case.id)
     _, (_, mate_k), (_, mate_p) = case.parameters()
     mate_k = mate_k or case.vocab_size
-    mate_p = mate_p or _off_p(subject.claims.options)
+    mate_p = mate_p or off_top_p(subject.claims)
 
     def beside(k: int, p: float) -> Case:
-        return case.but(top_k=(k, mate_k), top_p=(p, mate_p))
+        return in_terms_of(subject.claims, case.but(top_k=(k, mate_k), top_p=(p, mate_p)))
 
     names, differ = [], []
-    for manner in _MANNERS:
+    manners = _MANNERS if subject.claims.make_context is None else _MANNERS[:2]
+    for manner in manners:
 
         def tokens(k: int, p: float, manner: Manner = manner) -> Tensor:
             return (
@@ -194,7 +206,7 @@ def _same_tokens(subject: Subject, case: Case, off: list[tuple[int, float]], alp
             )
 
         expected = tokens(*off[0])
-        yield from judge_draws(subject, beside(*off[0]), expected, alpha / 2 / len(_MANNERS))
+        yield from judge_draws(subject, beside(*off[0]), expected, alpha / 2 / len(manners))
         for k, p in off[1:]:
             names.append(f"k = {k}, p = {p:.6g}, {manner.name}")
             differ.append(int((tokens(k, p)[0] != expected[0]).sum()))

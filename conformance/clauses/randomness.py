@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from conformance.clauses import Tier, clause, needs_memory
 from conformance.evidence import Evidence, exact, pit
 from conformance.evidence.counts import Cells, binomial, matches
 from conformance.evidence.support import support
+from conformance.idiom import in_terms_of
 from conformance.subject import Subject
 from reference.law import sum_error
 
@@ -34,7 +37,12 @@ def _varied(tier: Tier) -> Iterator[Case]:
     yield from for_each_mix(Case("varied", normal(8, 1000, 12), 1000, temperature, draws=tier.large_draws // 2))
 
 
-@clause("randomness/reproducible", "Same generator state, same inputs: same tokens.", "law 8", _varied)
+@clause(
+    "randomness/reproducible",
+    "Same generator state, same inputs: same tokens, whatever other generators hold: torch's, NumPy's and Python's.",
+    "law 8",
+    _varied,
+)
 def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     seed = subject.seed_of(case.id)
     first, second = (subject.draw(case, case.draws, seed=seed) for _ in range(2))
@@ -42,13 +50,40 @@ def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evide
     yield exact("two samplers with one seed", passed=differ == 0, observed=f"{differ} of {first.numel()} differ",
                 allowed="none")  # fmt: skip
     sampler = subject.sampler(case.vocab_size, seed)
-    before = sampler.rng.get_state() if hasattr(sampler, "rng") else None
-    if before is not None:
-        once = subject.call(sampler, case, 4)
-        sampler.rng.set_state(before)
-        again = subject.call(sampler, case, 4)
-        yield exact("the generator set back", passed=bool((once == again).all()),
-                    observed=f"{int((once != again).sum())} of {once.numel()} differ", allowed="none")  # fmt: skip
+    rng = subject.rng(sampler)
+    before = rng.get_state()
+    once = subject.call(sampler, case, 4)
+    rng.set_state(before)
+    again = subject.call(sampler, case, 4)
+    yield exact("the generator set back", passed=bool((once == again).all()),
+                observed=f"{int((once != again).sum())} of {once.numel()} differ", allowed="none")  # fmt: skip
+    with _kept_generators():
+        tokens = [_beside_other_generators(subject, case, seed, other) for other in (1, 2)]
+    differ = int((tokens[0] != tokens[1]).sum())
+    yield exact("other generators in two states", passed=differ == 0,
+                observed=f"{differ} of {tokens[0].numel()} differ", allowed="none")  # fmt: skip
+
+
+def _beside_other_generators(subject: Subject, case: Case, seed: int, other: int) -> Tensor:
+    """Tokens of a sampler made and called while all generators but the claimed one are seeded with `other`."""
+    random.seed(other)
+    np.random.seed(other)  # noqa: NPY002  # the global state is what a sampler must not read
+    torch.manual_seed(other)
+    if subject.claims.generator == "own":
+        return subject.call(subject.sampler(case.vocab_size, seed), case, 64)
+    sampler = subject.sampler(case.vocab_size, other)
+    torch.manual_seed(seed)
+    return subject.call(sampler, case, 64)
+
+
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    """Leaves the global generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # see above
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)  # noqa: NPY002  # see above
 
 
 @clause(
@@ -115,7 +150,8 @@ def _rows(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     statistical=True,
 )
 def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
-    routes = [case.but(top_k=(top_k,), top_p=(top_p,)) for top_k, top_p in FILTERS.values()]
+    filters = FILTERS.values()
+    routes = [in_terms_of(subject.claims, case.but(top_k=(top_k,), top_p=(top_p,))) for top_k, top_p in filters]
     width, rounds = 256, max(4, min(16, case.draws // 4096))
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     pairs = [(one, other) for one in range(4) for other in range(4)]
@@ -137,13 +173,12 @@ def _routes(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 )
 def _shared(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
-    if not hasattr(sampler, "rng"):
-        return
+    rng = subject.rng(sampler)
     width, rounds = 1024, max(4, min(128, case.draws // 1024))
     tokens, numbers = [], []
     for _ in range(rounds):
         tokens.append(subject.call(sampler, case, width))
-        numbers.append(torch.rand(width, generator=sampler.rng, device=sampler.rng.device).to(subject.device))
+        numbers.append(torch.rand(width, generator=rng, device=rng.device).to(subject.device))
     law = case.law(subject.claims.options, subject.device)
     values = pit.transform(torch.stack(tokens).view(1, -1), law, subject.seed_of(case.id, "inside")).view(-1, width)
     uniforms = torch.stack(numbers).to(torch.float64)
@@ -214,15 +249,17 @@ def _advance(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         "one-hot": case.but(code=values([1.0, 900.0, 2.0, 0.0])),
         "invalid": case.but(code=values([1.0, float("nan"), 2.0, 0.0])),
     }
+    if not subject.serves_invalid_rows():
+        del batches["invalid"]
+    batches = {name: in_terms_of(subject.claims, batch) for name, batch in batches.items()}
     for repeats in (1, 7, 64):
         states: dict[str, Any] = {}
         for name, batch in batches.items():
             sampler = subject.sampler(4, subject.seed_of(case.id))
-            if not hasattr(sampler, "rng"):
-                return
-            before = sampler.rng.get_state()
+            rng = subject.rng(sampler)
+            before = rng.get_state()
             subject.call(sampler, batch, repeats)
-            states[name] = sampler.rng.get_state()
+            states[name] = rng.get_state()
         moved = not torch.equal(before, states["none"])
         differ = [name for name, state in states.items() if not torch.equal(state, states["none"])]
         yield exact(f"generator after n = {repeats}", passed=moved and not differ,
@@ -230,7 +267,15 @@ def _advance(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
                     allowed="moved, and the same for every batch")  # fmt: skip
 
 
-@clause("randomness/default-generators", "torch's default generators stay untouched.", "law 8", _varied)
+@clause(
+    "randomness/default-generators",
+    "torch's default generators stay untouched.",
+    "law 8",
+    _varied,
+    not_applicable=lambda subject: (
+        None if subject.claims.generator == "own" else "the sampler draws from the global generator"
+    ),
+)
 def _default(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     def states() -> list[Tensor]:
         cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []

@@ -85,7 +85,7 @@ def test_draws_are_chosen_for_the_deep_tier_alone() -> None:
 
 
 def test_a_slow_sampler_gets_no_more_draws_than_it_claims() -> None:
-    assert max(case.draws for _, case in plan(TIERS["full"], 2**20)) == 2**20
+    assert max(case.draws for _, case in plan(TIERS["full"], Claims(most_draws=2**20))) == 2**20
     assert max(case.draws for _, case in plan(TIERS["full"])) == 2 * 10**7
     for most_draws in (LEAST_DRAWS - 1, 1e9, "many"):
         with pytest.raises(ValueError, match="most_draws"):
@@ -94,7 +94,11 @@ def test_a_slow_sampler_gets_no_more_draws_than_it_claims() -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_one_launch_beyond_32_bits_is_never_cut_short(tier: str) -> None:
-    (case,) = [case for clause, case in plan(TIERS[tier], LEAST_DRAWS) if clause.id == "randomness/wide-launch"]
+    (case,) = [
+        case
+        for clause, case in plan(TIERS[tier], Claims(most_draws=LEAST_DRAWS))
+        if clause.id == "randomness/wide-launch"
+    ]
     assert case.draws * case.vocab_size > 1.9 * 2**32
 
 

@@ -1,0 +1,113 @@
+"""Clauses on what only a claim decides: values that mean off, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.cases import Case, values
+from conformance.clauses import clause
+from conformance.clauses.law import draws_follow_law
+from conformance.evidence import Evidence, exact
+from conformance.evidence.support import support
+from conformance.idiom import off_top_k, off_top_p
+from conformance.subject import Subject
+
+_FOUR = values([1.0, 2.0, 4.0, 3.0], [1.0, 4.0, 2.0, 4.0])
+
+
+def _zero(name: str, refusal: str, **parameters: tuple[float, ...]) -> None:
+    """A clause: that zero means what is claimed, for a sampler that takes it."""
+    symbol = {"temperature": "T", "top_k": "k", "top_p": "p"}[name]
+    meaning = {
+        "temperature": "greedy where 0 is among greedy_temperatures; else it acts as 1e-6",
+        "top_p": "off where 0 is in top_p_off; else only the most probable token is kept",
+    }[name]
+    clause(
+        f"claims/{name.replace('_', '-')}-zero",
+        f"{symbol} = 0 means {meaning}.",
+        f"claims.{name}",
+        lambda tier: [Case(f"{symbol}0", _FOUR, 4, draws=tier.draws // 16, literal=True).but(**parameters)],
+        statistical=True,
+        reproduce="draws",
+        not_applicable=lambda subject: f"{refusal} is refused" if refusal in subject.claims.refuses else None,
+    )(draws_follow_law)
+
+
+_zero("temperature", "temperature 0", temperature=(0.0, 0.0), top_k=(4,), top_p=(0.999999,))
+_zero("top_p", "top_p 0", temperature=(1.0, 0.7), top_k=(4,), top_p=(0.0,))
+
+
+@clause(
+    "claims/greedy-temperatures",
+    "Every T that is claimed to mean greedy gives the lowest index among the largest logits.",
+    "claims.greedy_temperatures",
+    lambda _tier: [Case("greedy", _FOUR, 4, (1.0,) * 2, draws=2**9)],
+    not_applicable=lambda subject: None if _greedy(subject) else "no temperature means greedy",
+)
+def _every_greedy(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    for temperature in _greedy(subject):
+        asked = case.but(temperature=(temperature,) * 2)
+        yield support(subject.draw(asked, asked.draws), asked.law(subject.claims.options, subject.device))
+
+
+def _greedy(subject: Subject) -> list[float]:
+    taken = {t for t in subject.claims.greedy_temperatures if t or "temperature 0" not in subject.claims.refuses}
+    return sorted(taken)
+
+
+_ASKED: dict[str, tuple[float, int | None, float | None]] = {
+    # Temperature, top_k and top_p; None is the value that means off to the sampler.
+    "temperature 0": (0.0, None, None),
+    "top_k 0": (1.0, 0, None),
+    "top_p 0": (1.0, None, 0.0),
+    "top_p 1": (1.0, None, 1.0),
+    "both filters": (1.0, 3, 0.6),
+}
+
+
+@clause(
+    "claims/refuses",
+    "What is claimed to be refused raises an exception; T = 0, k = 0, p = 0, p = 1 and both filters are served else.",
+    "claims.refuses",
+    lambda _tier: [Case(what.replace(" ", "-"), _FOUR, 4, (1.0, 1.0), literal=True) for what in _ASKED],
+)
+def _refuses(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    (what,) = (what for what in _ASKED if what.replace(" ", "-") == case.name)
+    temperature, top_k, top_p = _ASKED[what]
+    asked = case.but(
+        temperature=(temperature,) * 2,
+        top_k=(off_top_k(subject.claims, 4) if top_k is None else top_k,),
+        top_p=(off_top_p(subject.claims) if top_p is None else top_p,),
+    )
+    yield _raises(subject, asked, wanted=what in subject.claims.refuses)
+
+
+@clause(
+    "claims/refuses-invalid-rows",
+    "Invalid rows that are claimed to be refused raise an exception.",
+    "claims.refuses",
+    lambda _tier: [Case("invalid", values([1.0, float("nan"), 0.0]), 3, (1.0,))],
+    # On a CUDA device the exception is likely an assertion that no later call survives.
+    not_applicable=lambda subject: (
+        "invalid rows are not refused"
+        if subject.serves_invalid_rows()
+        else "asked on a CPU alone"
+        if subject.device.type == "cuda"
+        else None
+    ),
+)
+def _refuses_invalid(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
+    yield _raises(subject, case, wanted=True)
+
+
+def _raises(subject: Subject, case: Case, *, wanted: bool) -> Evidence:
+    sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
+    try:
+        ids = subject.call(sampler, case)
+    except Exception as error:  # noqa: BLE001  # whatever a sampler refuses with
+        observed, raised, right = f"{type(error).__name__}: {error}".splitlines()[0], True, True
+    else:
+        observed, raised = f"ids {ids.tolist()}", False
+        right = bool(((ids >= 0) & (ids < case.vocab_size)).all())
+    return exact(f"a call with {case.name}", passed=right and raised == wanted, observed=observed,
+                 allowed="an exception" if wanted else "ids in the vocabulary")  # fmt: skip
