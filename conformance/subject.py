@@ -19,7 +19,7 @@ from conformance.evidence.budget import looks
 from conformance.idiom import CallEach, own_values
 from reference import FilterFlags, Law, LawOptions, filter_flags
 
-SPEC_VERSION = "2027.2"
+SPEC_VERSION = "2027.3"
 
 _LAUNCH_ELEMENTS = {"cpu": 2**22, "cuda": 2**30}
 """n * V of one call: on a CPU 16 MB of float32, on a GPU 4 GiB. Within 2^32 / V rows."""

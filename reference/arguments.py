@@ -70,16 +70,25 @@ def check_token_ids(token_ids: Tensor, logits: Tensor, vocab_size: int, top_n: i
 
 
 def check_speculative_call(
-    vocab_size: int, logits: Tensor, num_decode: int, num_prefill: int, num_speculative_tokens: int, context: Context
+    vocab_size: int,
+    logits: Tensor,
+    num_decode: int,
+    num_prefill: int,
+    num_speculative_tokens: int,
+    context: Context,
+    gather_indices: Tensor | None,
 ) -> None:
     """Check what `Sampling.sample_speculative` needs before it can call `sample_kernel`."""
-    _check_logits(logits, vocab_size)
+    _check_logits(logits, vocab_size, "required_logits")
     for name, value in (
         ("num_decode", num_decode),
         ("num_prefill", num_prefill),
         ("num_speculative_tokens", num_speculative_tokens),
     ):
         _check_int(name, value)
+    n = num_decode * (1 + num_speculative_tokens) + num_prefill
+    if gather_indices is None and logits.shape[0] < n:
+        raise ValueError(f"required_logits must have at least n = {n} rows, got shape {tuple(logits.shape)}")
     count = _count(_view_of(context, logits.device))
     if num_decode + num_prefill > count:
         raise ValueError(
@@ -131,12 +140,12 @@ def _view_of(context: Context, device: torch.device) -> GpuView:
     return view
 
 
-def _check_logits(logits: Tensor, vocab_size: int) -> None:
-    _check_is_tensor("logits", logits, LOGITS_DTYPES)
+def _check_logits(logits: Tensor, vocab_size: int, name: str = "logits") -> None:
+    _check_is_tensor(name, logits, LOGITS_DTYPES)
     if logits.ndim != 2:
-        raise ValueError(f"logits must have 2 dimensions [rows, vocab], got shape {tuple(logits.shape)}")
+        raise ValueError(f"{name} must have 2 dimensions [rows, vocab], got shape {tuple(logits.shape)}")
     if logits.shape[1] < vocab_size:
-        raise ValueError(f"logits must be at least vocab_size = {vocab_size} wide, got shape {tuple(logits.shape)}")
+        raise ValueError(f"{name} must be at least vocab_size = {vocab_size} wide, got shape {tuple(logits.shape)}")
 
 
 def _check_parameter(name: str, view: Any, device: torch.device) -> None:

@@ -136,7 +136,7 @@ class Sampling(ABC):
         Returns int64 [n].
         """
         check_speculative_call(
-            self.vocab_size, required_logits, num_decode, num_prefill, num_speculative_tokens, context
+            self.vocab_size, required_logits, num_decode, num_prefill, num_speculative_tokens, context, gather_indices
         )
         decode_rows = num_decode * (1 + num_speculative_tokens)
         n = decode_rows + num_prefill

@@ -202,6 +202,7 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
     coupling,
     drawing,
     errors,
+    errors_beside,
     graphs,
     invalid,
     isolation,
@@ -212,7 +213,7 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 )
 
 __all__ = [
-    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "claims", "clause", "coupling", "drawing", "errors", "graphs",
-    "invalid", "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_invalid_rows", "needs_memory",
-    "needs_plain_context", "needs_slots", "one_call", "plan", "randomness", "tier_of",
+    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "claims", "clause", "coupling", "drawing", "errors", "errors_beside",
+    "graphs", "invalid", "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_invalid_rows",
+    "needs_memory", "needs_plain_context", "needs_slots", "one_call", "plan", "randomness", "tier_of",
 ]  # fmt: skip
