@@ -43,4 +43,5 @@ make_sampler = from_function(
     top_p_off={1.0},  # p = 0 keeps the most probable token
     refuses={"invalid rows"},  # multinomial's "probability tensor contains either `inf`, `nan` or element < 0"
     sync_free=False,
+    most_draws=2**17,  # it sorts whole vocabularies
 )
