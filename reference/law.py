@@ -80,6 +80,7 @@ class Law:
     log_error: float64 [n], bound on |log(p_fp32 / p)| before filtering, over the tokens that
         carry at least 2^-40 of the row's mass.
     valid: bool [n], false for rows with a NaN, a +inf or no finite logit.
+    grid: spacing of the random numbers behind the draws: 2^-24, or wider where `LawOptions.uniform_bits` says so.
     """
 
     log_mass: Tensor
@@ -90,6 +91,7 @@ class Law:
     band_mass: Tensor
     log_error: Tensor
     valid: Tensor
+    grid: float = _ROUNDING
 
     @cached_property
     def probs(self) -> Tensor:
@@ -161,7 +163,7 @@ def law(
         part.band[:, 0] += start
         band_tokens.append(part.band)
         band_masses.append(part.band_mass)
-    return Law(log_mass, total, must, may, torch.cat(band_tokens), torch.cat(band_masses), log_error, valid)
+    return Law(log_mass, total, must, may, torch.cat(band_tokens), torch.cat(band_masses), log_error, valid, part.grid)
 
 
 def is_greedy(temperature: Tensor, top_k: Tensor, options: LawOptions) -> Tensor:
@@ -265,6 +267,7 @@ def _law_of_chunk(
     band_mass = mass[band_row, band_position] / total[band_row]
     carries_mass = mass >= 2.0**-40 * mass.sum(1, keepdim=True)
     in_band = valid[band_row]
+    grid = 2.0 ** -min(24, options.uniform_bits)
     return Law(
         log_mass,
         total,
@@ -274,6 +277,7 @@ def _law_of_chunk(
         band_mass=band_mass[in_band],
         log_error=(error * carries_mass).amax(1).clamp(max=_MAX_EXPONENT),
         valid=valid,
+        grid=grid,
     )
 
 

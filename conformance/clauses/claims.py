@@ -25,7 +25,7 @@ def _zero(name: str, refusal: str, **parameters: tuple[float, ...]) -> None:
     clause(
         f"claims/{name.replace('_', '-')}-zero",
         f"{symbol} = 0 means {meaning}.",
-        f"claims.{name}",
+        {"temperature": "claims.greedy_temperatures", "top_p": "claims.top_p_off"}[name],
         lambda tier: [Case(f"{symbol}0", _FOUR, 4, draws=tier.draws // 16, literal=True).but(**parameters)],
         statistical=True,
         reproduce="draws",

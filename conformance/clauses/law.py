@@ -42,6 +42,7 @@ def select(law: Law, slots: Tensor) -> Law:
         law.band_mass[kept],
         law.log_error[slots],
         law.valid[slots],
+        law.grid,
     )
 
 

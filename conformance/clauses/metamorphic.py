@@ -220,10 +220,10 @@ def _near_a_step(law: Law) -> float:
     """Greatest probability that two right calls give slot 0 different tokens of the same number.
 
     Both know each step of the CDF to d, so the number must lie within d of one of the V - 1 inner steps. d: half
-    of `sum_error` for the running sum, 2^-23 for the number and its product with the total (each rounded to 2^-24),
+    of `sum_error` for the running sum, the grid of the number, 2^-24 for its product with the total,
     and the masses' error: masses off by e^(+-e) move a step at F by at most F (1 - F) (e^(2 e) - 1), a quarter of
     expm1(2 e).
     """
     width = law.probs.shape[1]
-    d = sum_error(width) / 2 + 2.0**-23 + math.expm1(2 * float(law.log_error[0])) / 4
+    d = sum_error(width) / 2 + law.grid + 2.0**-24 + math.expm1(2 * float(law.log_error[0])) / 4
     return 2 * (width - 1) * d

@@ -209,7 +209,8 @@ def _wide(_tier: Tier) -> list[Case]:
 )
 def _wide_launch(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     ids = subject.call(subject.sampler(case.vocab_size, subject.seed_of(case.id)), case, case.draws)
-    yield support(ids[None], case.law(subject.claims.options, subject.device))
+    law = case.law(subject.claims.options, subject.device)
+    yield support(ids[None], law)
     # Where element b * V + t of the batch is addressed by 32 bits, row b + a and row b meet, a the whole or next number
     # of rows in 2^32 elements: at equal tokens if rows wrap, at tokens moved by the remainder if noise does.
     names, same, likely = [], [], []
@@ -222,8 +223,8 @@ def _wide_launch(subject: Subject, case: Case, alpha: float) -> Iterator[Evidenc
             same.append((int((first == second + by).sum()), len(first)))
             likely.append((case.vocab_size - abs(by)) / case.vocab_size**2)
     # However the rows are rounded, two are equal no more often than the likeliest token comes: its mass lies
-    # between two steps of the CDF, each off by sum_error / 2 and by 2^-24 for the grid of u.
-    probability = np.array(likely) + sum_error(case.vocab_size) + 2.0**-23
+    # between two steps of the CDF, each off by sum_error / 2 and by the grid of u.
+    probability = np.array(likely) + sum_error(case.vocab_size) + 2 * law.grid
     counts, trials = np.array(same).T
     yield binomial(
         "rows far apart are equal, or shifted, no more often than chance has it",

@@ -141,31 +141,30 @@ def ends(probs: Tensor) -> list[int]:
     return [int(kept[-1]), int(kept[probs[kept].flip(0).argmin().neg() - 1])]
 
 
-def cdf_rounding(runs: Tensor, width: int, *, aligned: bool) -> Tensor:
+def cdf_rounding(runs: Tensor, width: int, grid: float, *, aligned: bool) -> Tensor:
     """How much an fp32 inverse CDF can move the mass of a cell that consists of `runs` runs of tokens.
 
     Each end of a run lies on a step of the CDF, which is off by d: the error of the running sum, and
-    2^-24 for the grid of u. So at most 2 d for one run. The errors of far steps are common to both ends
-    of a short run; what is left is each step's own rounding to 2^-24. For partitions that were chosen
-    without looking at the logits the sum of 2 * runs such errors is within 2^-24 * sqrt(runs * 27 * 2)
-    with probability 1 - 1e-12 (Hoeffding); where they may repeat, within 2^-24 * 2 * runs.
+    the grid of u. So at most 2 d for one run. The errors of far steps are common to both ends of a short
+    run; what is left is each step's own rounding r, half of 2^-24 and of the grid. For partitions that were chosen
+    without looking at the logits the sum of 2 * runs such errors is within r * sqrt(runs * 27 * 2)
+    with probability 1 - 1e-12 (Hoeffding); where they may repeat, within r * 2 * runs.
     """
-    d = sum_error(width) / 2 + 2.0**-24
+    d = sum_error(width) / 2 + grid
     own = 2 * runs if aligned else torch.sqrt(54 * runs)
-    return torch.minimum(2 * runs * d, 2 * d + 2.0**-24 * own)
+    return torch.minimum(2 * runs * d, 2 * d + (2.0**-25 + grid / 2) * own)
 
 
-def step_errors(bounds: Bounds) -> tuple[Tensor, Tensor]:
+def step_errors(bounds: Bounds, grid: float) -> tuple[Tensor, Tensor]:
     """How far the mass of each cell may be off by its steps' own roundings: a bound, and a variance beside it.
 
-    At both ends of a run, 2^-25 for the running sum and as much for the grid of u. Independent, unless they may repeat:
-    then a number within +- b has no greater exponential moments than a normal one of variance b^2 (Hoeffding),
-    and four times 2^-50 is 2^-48. What far steps have in common is left to `cdf_rounding`: it moves few cells,
-    and those by little against their own mass.
+    At both ends of a run, 2^-25 for the running sum and half the grid of u. Independent, unless they may repeat:
+    then a number within +- b has no greater exponential moments than a normal one of variance b^2 (Hoeffding). What
+    far steps have in common is left to `cdf_rounding`: it moves few cells, and those by little against their own mass.
     """
     if bounds.aligned:
-        return 2 * bounds.runs * 2.0**-24, torch.zeros_like(bounds.runs)
-    return torch.zeros_like(bounds.runs), bounds.runs * 2.0**-48
+        return 2 * bounds.runs * (2.0**-25 + grid / 2), torch.zeros_like(bounds.runs)
+    return torch.zeros_like(bounds.runs), 2 * bounds.runs * (2.0**-50 + grid**2 / 4)
 
 
 def _strata(probs: Tensor, groups: int) -> Tensor:
