@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conformance.evidence import Evidence
 from conformance.evidence.budget import MISS
+from conformance.evidence.chart import POINTS, CdfChart, rounded
 
 EFFECT = "shift of the distribution function somewhere"
 
@@ -24,8 +25,8 @@ def distance(asked: str, counts: Tensor, probs: Tensor, slack: float, alpha: flo
     distribution function of a right sampler may be from the law's. alpha is split evenly over the samples.
     """
     draws = int(counts[0].sum())
-    gaps = (counts.cumsum(1) / draws - probs.cumsum(1)).abs().amax(1)
-    return _judge(asked, gaps, draws, slack, alpha, "slot")
+    expected = probs.cumsum(1)
+    return _judge(asked, counts.cumsum(1) / draws - expected, expected, draws, slack, alpha, "slot")
 
 
 def uniform_distance(asked: str, values: Tensor, slack: float, alpha: float) -> Evidence:
@@ -33,8 +34,9 @@ def uniform_distance(asked: str, values: Tensor, slack: float, alpha: float) -> 
     ordered = values.sort().values
     number = len(ordered)
     steps = torch.arange(number + 1, device=values.device, dtype=torch.float64) / number
-    gap = torch.maximum((steps[1:] - ordered).amax(), (ordered - steps[:-1]).amax())
-    return _judge(asked, gap[None], number, slack, alpha, "sample")
+    after, before = steps[1:] - ordered, steps[:-1] - ordered
+    off = torch.where(after >= -before, after, before)
+    return _judge(asked, off[None], ordered[None], number, slack, alpha, "sample")
 
 
 def detectable(draws: float, alpha: float, miss: float = MISS) -> float:
@@ -42,10 +44,10 @@ def detectable(draws: float, alpha: float, miss: float = MISS) -> float:
     return (math.sqrt(math.log(2 / alpha) / 2) + math.sqrt(math.log(1 / miss) / 2)) / math.sqrt(draws)
 
 
-def _judge(asked: str, gaps: Tensor, draws: int, slack: float, alpha: float, name: str) -> Evidence:
-    tests = len(gaps)
-    worst = int(gaps.argmax())
-    gap = float(gaps[worst])
+def _judge(asked: str, off: Tensor, at: Tensor, draws: int, slack: float, alpha: float, name: str) -> Evidence:
+    """off: float64 [samples, K], observed minus expected distribution functions. at: the expected ones."""
+    tests = len(off)
+    worst, gap, curve = _worst(off, at)
     p_value = min(1.0, tests * 2 * math.exp(-2 * draws * max(0.0, gap - slack) ** 2))
     critical = slack + math.sqrt(math.log(2 * tests / alpha) / (2 * draws))
     return Evidence(
@@ -58,4 +60,23 @@ def _judge(asked: str, gaps: Tensor, draws: int, slack: float, alpha: float, nam
         alpha=alpha,
         detectable=min(1.0, slack + detectable(draws, alpha / tests)),
         effect=EFFECT,
+        chart=CdfChart(rounded(curve), rounded(curve.values()), rounded([critical])[0]),
     )
+
+
+def _worst(off: Tensor, at: Tensor) -> tuple[int, float, dict[float, float]]:
+    """The sample furthest off, how far it is off, and what is furthest from 0 in each of `POINTS` parts of [0, 1].
+
+    The device is waited for once: all numbers come together.
+    """
+    gaps = off.abs().amax(1)
+    worst = gaps.argmax(keepdim=True)
+    off, at = off.index_select(0, worst)[0], at.index_select(0, worst)[0]
+    part = (at * POINTS).long().clamp(0, POINTS - 1)
+    nothing = off.new_full((POINTS,), math.inf)
+    lowest, highest = nothing.scatter_reduce(0, part, off, "amin"), (-nothing).scatter_reduce(0, part, off, "amax")
+    numbers = torch.cat([worst.to(torch.float64), gaps.index_select(0, worst), lowest, highest]).tolist()
+    pairs = zip(numbers[2 : 2 + POINTS], numbers[2 + POINTS :], strict=True)
+    # No value lies in a part that is all one likely token's.
+    curve = {(i + 0.5) / POINTS: max(pair, key=abs) for i, pair in enumerate(pairs) if math.isfinite(pair[0])}
+    return int(numbers[0]), numbers[1], curve

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from conformance.evidence import Evidence, partitions
 from conformance.evidence.budget import MISS
+from conformance.evidence.chart import cell_chart
 from reference import Law
 from reference.law import sum_error
 
@@ -74,6 +75,9 @@ def binomial(asked: str, cells: Cells, alpha: float) -> Evidence:
         alpha=alpha,
         detectable=min(1.0, detectable(cells, alpha / tests)),
         effect="shift of the probability of any one cell",
+        chart=cell_chart(
+            cells.names.__getitem__, cells.counts, cells.trials * cells.low, cells.trials * cells.high, cells.trials
+        ),
     )
 
 
@@ -133,7 +137,7 @@ def cells_of(counts: Tensor, law: Law) -> Cells:
         for name, labels in partitions.cells(law.probs[slot]):
             number = int(labels.max()) + 1
             bounds = partitions.bounds(law, slot, labels, number, aligned=aligned)
-            rounding = partitions.cdf_rounding(bounds.runs, width, aligned=bounds.aligned)
+            rounding = partitions.cdf_rounding(bounds.runs, width, law.grid, aligned=bounds.aligned)
             slack = torch.where(bounds.law + bounds.slack > 0, bounds.slack + rounding, 0.0)
             low, high = ((bounds.law + sign * slack).clamp(0, 1) for sign in (-1, 1))
             seen = torch.zeros(number, dtype=torch.int64, device=counts.device).scatter_add_(0, labels, counts[slot])
@@ -150,10 +154,13 @@ def matches(pairs: list[tuple[str, int, int]], law: Law, alpha: float) -> Eviden
 
     pairs: (which pairs, how many are equal, how many there are); within one entry no draw is in two pairs.
     law: of one slot that has no token in the band, and which all draws share. The bounds widen with the
-    law's rounding error.
+    law's rounding error, and with the grid g of u where it is wider than float32's: masses off by 2 g each change the
+    sum by at most 4 g, and 4 g^2 a token.
     """
     probability = float((law.probs[0] ** 2).sum())
     slack = math.expm1(2 * float(law.log_error[0])) + 4 * sum_error(law.probs.shape[1])
+    if law.grid > 2.0**-24:
+        slack += (4 * law.grid + 4 * law.probs.shape[1] * law.grid**2) / probability
     names, same, numbers = (list(column) for column in zip(*pairs, strict=True))
     low, high = max(0.0, probability * (1 - slack)), min(1.0, probability * (1 + slack))
     cells = Cells(

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from conformance.evidence import Evidence
 from conformance.evidence.budget import MISS
+from conformance.evidence.chart import HistogramChart, rounded
 from reference import Law
 from reference.law import sum_error
 
@@ -22,7 +23,11 @@ FLOAT32 = 2.0**-24
 
 _FLOAT64 = 2.0**-53
 
+_EDGES = (0.0, *(10.0 ** (halves / 2) for halves in range(-6, 13)))
+"""Of bins for violations in units of d, two a decade. d is about 1e-6, so that 1e6 d is as far as can be."""
+
 _DECADES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Those of the edges that are put in words."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,8 @@ def inverse_cdf(asked: str, ids: Tensor, u: Tensor, law: Law, sums: Running, dis
     ratio = torch.where(inside, ratio, math.inf)
     wrong = ~(ratio <= 1)
     most = float(torch.where(inside, torch.maximum(below, above), 0.0).max().clamp(min=0))
-    observed = f"largest violation {most:.2g}, {_decades(ratio)}"
+    histogram = _histogram(ratio)
+    observed = f"largest violation {most:.2g}, {_decades(histogram)}"
     if bool(wrong.any()):
         slot, draw = (int(i) for i in wrong.nonzero()[0])
         number = float(u[slot, draw])
@@ -129,7 +135,8 @@ def inverse_cdf(asked: str, ids: Tensor, u: Tensor, law: Law, sums: Running, dis
             f"{int(wrong.sum())} of {ids.numel()} draws wrong; the first: slot {slot}, draw {draw}, "
             f"number {number:.10f}: id {int(ids[slot, draw])}, expected {expected}; {observed}"
         )
-    return seen(asked, observed, ids.numel(), sums, distance, passed=not bool(wrong.any()))
+    evidence = seen(asked, observed, ids.numel(), sums, distance, passed=not bool(wrong.any()))
+    return replace(evidence, chart=histogram)
 
 
 def detectable(draws: float, bound: float, distance: float | None = None) -> float:
@@ -170,12 +177,28 @@ def _between(sums: Running, slot: int, number: float) -> str:
     return f"{found[0]}" if len(found) == 1 else f"one of {len(found)} ids from {found[0]} on" if found else "none"
 
 
-def _decades(ratio: Tensor) -> str:
+def _histogram(ratio: Tensor) -> HistogramChart:
     """How many draws lie how far outside their interval, in units of d."""
+    edges = torch.tensor(_EDGES, dtype=torch.float64, device=ratio.device)
+    bins = torch.bucketize(ratio.reshape(-1).nan_to_num(nan=math.inf, posinf=math.inf), edges)
+    inside, *counts, beyond = bins.bincount(minlength=len(_EDGES) + 1).tolist()
+    return HistogramChart(
+        of="how far each draw lies outside its interval, in units of what is allowed",
+        edges=rounded(_EDGES),
+        observed=tuple(counts),
+        at_zero=inside,
+        beyond=beyond,
+        limit=1.0,
+    )
+
+
+def _decades(histogram: HistogramChart) -> str:
+    """The same in words."""
     counts = []
-    last = 0.0
+    start = 0
     for limit in _DECADES:
-        counts.append(f"{int(((ratio > last) & (ratio <= limit)).sum())} up to {limit:g} d")
-        last = limit
-    inside, beyond = int((ratio <= 0).sum()), int((~(ratio <= last)).sum())
-    return f"{inside} inside their interval, {', '.join(counts)}, {beyond} beyond"
+        stop = _EDGES.index(limit)
+        counts.append(f"{sum(histogram.observed[start:stop])} up to {limit:g} d")
+        start = stop
+    beyond = sum(histogram.observed[start:]) + histogram.beyond
+    return f"{histogram.at_zero} inside their interval, {', '.join(counts)}, {beyond} beyond"

@@ -9,6 +9,7 @@ numbers, and the tail follows from the moment-generating function of each cell, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy import special, stats
 
 from conformance.evidence import Evidence
 from conformance.evidence.budget import MISS
+from conformance.evidence.chart import cell_chart
 
 Array = npt.NDArray[np.float64]
 
@@ -41,13 +43,14 @@ class PoissonCells:
 
     counts: what was seen. expected: by the law. slack: how far the expectation of a right sampler may be from that,
     either way. variance: of the expectation of a right sampler, by the rounding of CDF steps, which
-    has no preferred sign and is independent from step to step.
+    has no preferred sign and is independent from step to step. label: names the cell at a place.
     """
 
     counts: Array
     expected: Array
     slack: Array
     variance: Array
+    label: Callable[[int], str] = "cell {}".format
 
 
 def poisson_draws(draws: int, rng: np.random.Generator) -> int:
@@ -86,6 +89,9 @@ def scattered(asked: str, cells: PoissonCells, draws: int, alpha: float) -> Evid
         alpha=alpha,
         detectable=tail.detectable(1 - MISS) / 2,
         effect="total variation, every other cell off by a factor",
+        chart=cell_chart(
+            cells.label, cells.counts, np.maximum(cells.expected - cells.slack, 0), cells.expected + cells.slack, None
+        ),
     )
 
 

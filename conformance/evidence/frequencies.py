@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -66,9 +67,13 @@ class Scatter:
 
     def table(self, counts: Tensor, draws: float) -> Tensor:
         """float64 [4, kept cells]: the columns of `PoissonCells` after this many draws. counts: int64 [W]."""
+        return self.columns(counts, draws)[:4, self.kept]
+
+    def columns(self, counts: Tensor, draws: float) -> Tensor:
+        """float64 [5, cells]: the same of all cells, and 1 for those judged, 0 for others."""
         seen = torch.zeros(len(self.mass), dtype=torch.int64, device=counts.device).scatter_add_(0, self.labels, counts)
-        columns = seen.to(torch.float64), draws * self.mass, draws * self.slack, draws**2 * self.variance
-        return torch.stack(columns)[:, self.kept]
+        columns = seen, draws * self.mass, draws * self.slack, draws**2 * self.variance, self.kept
+        return torch.stack([column.to(torch.float64) for column in columns])
 
 
 def scatters(law: Law, slot: int, seed: int) -> Iterator[Scatter]:
@@ -77,7 +82,7 @@ def scatters(law: Law, slot: int, seed: int) -> Iterator[Scatter]:
     aligned, ends = partitions.aligned(probs), partitions.ends(probs)
     for name, labels in partitions.scatters(probs, seed):
         bounds = partitions.bounds(law, slot, labels, int(labels.max()) + 1, aligned=aligned)
-        rounding, variance = partitions.step_errors(bounds)
+        rounding, variance = partitions.step_errors(bounds, law.grid)
         slack = bounds.slack + rounding
         slack[labels[ends]] += sum_error(law.probs.shape[1]) / 2
         kept = bounds.law + bounds.slack > 0
@@ -97,11 +102,26 @@ def _scatters(poisson: Tensor, draws: int, law: Law, alpha: float, seed: int) ->
     tables: dict[str, list[Tensor]] = {}
     for slot, counts in enumerate(poisson):
         for scatter in scatters(law, slot, seed):
-            tables.setdefault(scatter.name, []).append(scatter.table(counts, mean))
+            tables.setdefault(scatter.name, []).append(scatter.columns(counts, mean))
     for_tokens, for_others = shares(alpha, len(tables) - 1)
     for name, parts in tables.items():
-        table = torch.cat(parts, 1).cpu().numpy()
-        if not table.size:
+        *columns, kept = torch.cat(parts, 1).cpu().numpy()
+        judged = kept.nonzero()[0]
+        if not judged.size:
             continue  # one token has all the mass: support has judged every draw
         share = for_tokens if name == "token" else for_others
-        yield scattered(f"scatter of counts over cells by {name}", PoissonCells(*table), draws, share)
+        label = _label(name, [part.shape[1] for part in parts], judged)
+        seen, expected, slack, variance = (column[judged] for column in columns)
+        cells = PoissonCells(seen, expected, slack, variance, label)
+        yield scattered(f"scatter of counts over cells by {name}", cells, draws, share)
+
+
+def _label(name: str, sizes: list[int], judged: npt.NDArray[np.int64]) -> Callable[[int], str]:
+    """Names the cell at a place among those judged. sizes: cells of each slot."""
+    starts = np.cumsum([0, *sizes])
+
+    def label(place: int) -> str:
+        slot = int(np.searchsorted(starts, judged[place], side="right")) - 1
+        return f"slot {slot}, {name} {judged[place] - starts[slot]}"
+
+    return label

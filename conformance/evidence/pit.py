@@ -7,6 +7,7 @@ pairs of draws be tested for independence.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from conformance.evidence import Evidence, partitions
 from conformance.evidence.cdf import uniform_distance
+from conformance.evidence.chart import HistogramChart, rounded
 from conformance.evidence.counts import Cells, binomial
 from conformance.evidence.dispersion import PoissonCells, poisson_draws, poisson_mean, scattered
 from reference import Law
@@ -22,6 +24,9 @@ from reference.law import sum_error
 
 BINS = 64
 """Bins of [0, 1) for the scatter of transformed draws."""
+
+SHOWN = 20
+"""Bins of the same in a chart."""
 
 GRID = 8
 """Bins a side for pairs."""
@@ -55,10 +60,10 @@ def slack(law: Law, *, by_rank: bool = False) -> float:
     up to W / 2 separate runs of tokens add up.
     """
     width = law.probs.shape[1]
-    rounding = sum_error(width) / 2 + 2.0**-24
+    rounding = sum_error(width) / 2 + law.grid
     if by_rank:
         aligned = any(partitions.aligned(probs) for probs in law.probs[law.valid])
-        rounding = float(partitions.cdf_rounding(torch.tensor(width / 2), width, aligned=aligned))
+        rounding = float(partitions.cdf_rounding(torch.tensor(width / 2), width, law.grid, aligned=aligned))
     band = torch.zeros(len(law.probs), dtype=torch.float64, device=law.probs.device)
     band = band.index_add(0, law.band[:, 0], law.band_mass)
     valid = law.valid
@@ -71,15 +76,19 @@ def uniform(asked: str, values: Tensor, slack: float, alpha: float, seed: int) -
     values = values.reshape(-1)
     counted = poisson_draws(len(values), np.random.default_rng(seed))
     # Which draws are left out must not depend on the draws: the last ones.
-    bins = (values[:counted] * BINS).long().clamp(max=BINS - 1).bincount(minlength=BINS)
+    fine = math.lcm(BINS, SHOWN)  # both are sums of these
+    bins = (values[:counted] * fine).long().clamp(max=fine - 1).bincount(minlength=fine).cpu()
+    cells = _even_cells(bins.view(BINS, -1).sum(1), len(values), 1 / BINS, 2 * slack)
+    scatter = scattered(f"{asked}: scatter over {BINS} bins", cells, len(values), alpha / 2)
+    shown = HistogramChart(
+        of="draws, each as a number that is uniform if the law is followed",
+        edges=rounded(np.linspace(0, 1, SHOWN + 1).tolist()),
+        observed=tuple(bins.view(SHOWN, -1).sum(1).tolist()),
+        expected=rounded([poisson_mean(len(values)) / SHOWN] * SHOWN),
+    )
     return [
         uniform_distance(f"{asked}: distribution function", values, slack, alpha / 2),
-        scattered(
-            f"{asked}: scatter over {BINS} bins",
-            _even_cells(bins, len(values), 1 / BINS, 2 * slack),
-            len(values),
-            alpha / 2,
-        ),
+        replace(scatter, chart=shown),
     ]
 
 
@@ -100,6 +109,7 @@ def independent(
         counted = poisson_draws(number, rng)
         row, column = ((x.reshape(-1)[:counted] * GRID).long().clamp(max=GRID - 1) for x in (one, other))
         grid = _even_cells((row * GRID + column).bincount(minlength=GRID**2), number, GRID**-2, cell_slack)
+        grid = replace(grid, label=_eighths)
         grids.append(scattered(f"{asked}, {name}: scatter of pairs", grid, number, alpha / 2 / len(pairs)))
         near.append(int(((one - other).abs() < NEAR).sum()))
         numbers.append(number)
@@ -123,6 +133,11 @@ def near_bounds(slack: float) -> tuple[float, float]:
     """
     probability = 2 * NEAR - NEAR**2
     return max(0.0, probability - 4 * slack), min(1.0, probability + 4 * slack)
+
+
+def _eighths(cell: int) -> str:
+    """Of the grid, in words."""
+    return f"one in eighth {cell // GRID + 1}, other in {cell % GRID + 1}"
 
 
 def _even_cells(counts: Tensor, draws: int, mass: float, slack: float) -> PoissonCells:

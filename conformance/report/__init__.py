@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ SCHEMA_VERSION = 3
 
 GOOD, BAD = ("pass", "expected failure"), ("fail", "unexpected pass")
 """Statuses of checks that were run. An unexpected pass is a failure of the file that expects otherwise."""
+
+_UNCLAIMED = ("False", "None", "none")
+"""Values of claims that say that a sampler lacks something."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,13 @@ class Probe:
     tried: str
     works: bool
     checks: list[str]
+
+    @property
+    def words(self) -> str:
+        """What one that works says of the claim."""
+        if self.claimed in _UNCLAIMED:
+            return f"{self.claim}: not claimed, and works"
+        return f"{self.claim}: claimed {self.claimed}, but {self.tried} fits"
 
 
 @dataclass
@@ -128,27 +139,42 @@ class Report:
         return int(self.failed or self.counts["run"] < self.counts["required"] or self.interrupted)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready object; `schema` names its version."""
-        return {
-            "schema": SCHEMA_VERSION,
-            "verdict": self.verdict,
-            "conformant": self.conformant,
-            "sampler": self.sampler,
-            "spec": self.spec,
-            "tier": self.tier,
-            "device": self.device,
-            "seed": self.seed,
-            "alpha": self.alpha,
-            "environment": self.environment,
-            "claims": self.claims.to_json(),
-            "counts": self.counts,
-            "interrupted": self.interrupted,
-            "not_run": self.not_run,
-            "seconds": round(self.seconds, 2),
-            "probes": [asdict(probe) for probe in self.probes],
-            "results": [asdict(result) | {"seconds": round(result.seconds, 3)} for result in self.results],
-        }
+        """A JSON-ready object: `schema.json` beside this file describes it, and `schema` names the version of that.
+
+        A number that is none, or has no end, becomes None: JSON has no word for it.
+        """
+        found: dict[str, Any] = _plain(
+            {
+                "schema": SCHEMA_VERSION,
+                "verdict": self.verdict,
+                "conformant": self.conformant,
+                "sampler": self.sampler,
+                "spec": self.spec,
+                "tier": self.tier,
+                "device": self.device,
+                "seed": self.seed,
+                "alpha": self.alpha,
+                "environment": self.environment,
+                "claims": self.claims.to_json(),
+                "counts": self.counts,
+                "interrupted": self.interrupted,
+                "not_run": self.not_run,
+                "seconds": round(self.seconds, 2),
+                "probes": [asdict(probe) for probe in self.probes],
+                "results": [asdict(result) | {"seconds": round(result.seconds, 3)} for result in self.results],
+            }
+        )
+        return found
 
     def write(self, path: Path) -> None:
         """Write the JSON report."""
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """The same in lists, dicts and finite numbers."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.report import Report, Result
+from conformance.report import BAD, Report, Result
+from conformance.report.view import SEVERITY
 
 
 def show(report: Report, console: Console) -> None:
-    """Failures in full, then a line a clause, then the counts and the verdict."""
+    """Failures in full, then a line a clause, then the counts, what was tried beyond the claims, and the verdict."""
     for result in report.results:
-        if result.status == "fail":
+        if result.status in BAD:
             _show_failure(result, console)
     console.print(_table(report))
     console.print(
@@ -28,10 +29,15 @@ def show(report: Report, console: Console) -> None:
         f"{counts['not run']} not run; {counts['not applicable']} not applicable. "
         f"{report.seconds:.1f} s, false alarms at most {report.alpha:.0e} a run."
     )
+    if counts["proposed"]:
+        console.print(f"proposed, not counted: {counts['proposed']}, of which {counts['proposed that fail']} fail.")
     for reason, number in _reasons(report).items():
-        console.print(f"  {number} x {reason}")
-    colour = "green" if report.conformant else "red" if counts["fail"] else "yellow"
-    console.print(f"[bold {colour}]{report.sampler} on {report.device}: {report.verdict}[/]")
+        console.print(f"  {number} x {escape(reason)}")
+    for probe in report.probes:
+        if probe.works:
+            console.print(f"  tried: {escape(probe.words)}")
+    colour = "green" if report.conformant else "red" if report.failed else "yellow"
+    console.print(f"[bold {colour}]{escape(report.sampler)} on {report.device}: {report.verdict}[/]")
 
 
 def _reasons(report: Report) -> dict[str, int]:
@@ -56,12 +62,13 @@ def _table(report: Report) -> Table:
         p_values = [each.p_value for each in evidence if each.p_value is not None]
         shifts = [each.detectable for each in evidence if each.detectable is not None]
         statuses = {result.status for result in results}
-        verdict = next(s for s in ("fail", "skip", "pass", "not applicable") if s in statuses)
-        colour = {"pass": "green", "fail": "bold red", "skip": "yellow", "not applicable": "dim"}[verdict]
+        verdict = next(status for status in SEVERITY if status in statuses)
+        colour = {"pass": "green", "not applicable": "dim"}.get(verdict, "bold red" if verdict in BAD else "yellow")
+        mark = "" if results[0].gating else " (proposed)"
         table.add_row(
             clause,
             str(len(results)),
-            f"[{colour}]{'n/a' if verdict == 'not applicable' else verdict}[/]",
+            f"[{colour}]{'n/a' if verdict == 'not applicable' else verdict}[/]{mark}",
             f"{max(draws):,}" if draws else "exact" if evidence else "",
             f"{min(p_values):.2g}" if p_values else "",
             f"{max(shifts):.2g}" if any(shifts) and max(shifts) < 1 else "",
@@ -71,8 +78,11 @@ def _table(report: Report) -> Table:
 
 
 def _show_failure(result: Result, console: Console) -> None:
-    console.rule(f"[bold red]{escape(result.id)}", align="left")
+    mark = "" if result.gating else "  proposed, not counted"
+    console.rule(f"[bold red]{escape(result.id)}[/]{mark}", align="left")
     console.print(f"MUST: {escape(result.must)}")
+    if result.reason:
+        console.print(f"{result.status}: {escape(result.reason)}")
     for each in result.failed:
         console.print(f"  asked:    {escape(each.asked)}")
         console.print(f"  observed: {escape(each.observed)}")
@@ -81,6 +91,7 @@ def _show_failure(result: Result, console: Console) -> None:
             console.print(f"  p = {each.p_value:.3g} over {each.draws:,} draws, against alpha = {each.alpha:.2g}")
     if result.error:
         console.print(escape(result.error.rstrip()))
-    console.print("reproduce:")
-    # Not wrapped: it is there to be copied.
-    console.print(result.reproducer, soft_wrap=True, markup=False, highlight=False)
+    if result.reproducer:
+        console.print("reproduce:")
+        # Not wrapped: it is there to be copied.
+        console.print(result.reproducer, soft_wrap=True, markup=False, highlight=False)
