@@ -167,8 +167,11 @@ class Report:
         return found
 
     def write(self, path: Path) -> None:
-        """Write the JSON report."""
-        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        """Write the JSON report, a line for each check: so it can be searched and compared line by line."""
+        data = self.to_json()
+        results = ",\n".join(json.dumps(each, allow_nan=False) for each in data.pop("results"))
+        head = json.dumps(data, indent=1, allow_nan=False).removesuffix("\n}")
+        path.write_text(f'{head},\n "results": [\n{results}\n ]\n}}\n')
 
 
 def _plain(value: Any) -> Any:
