@@ -207,7 +207,7 @@ def test_the_reference_with_a_shifted_stream_fails(make_sampler: Any) -> None:
 def test_a_sampler_without_a_stream_has_nothing_to_couple() -> None:
     report = check(FlashInferSampling, claims=Claims(), only="coupling/")
     assert {(result.status, result.reason) for result in report.results} == {
-        ("not applicable", "no documented stream is claimed")
+        ("not applicable", "stream is not claimed")
     }
 
 

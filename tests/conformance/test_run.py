@@ -1,19 +1,22 @@
-"""The run as a whole: reports, the command line, interruptions, crashes, claims."""
+"""The run as a whole: reports, interruptions, crashes, limits, claims."""
 
 from __future__ import annotations
 
 import json
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from conformance import Claims, check, from_function
-from conformance.__main__ import main
 from conformance.clauses import CLAUSES, TIERS, plan
-from conformance.runner import check_id
+from conformance.runner import Run, check_id
 from reference import LawOptions, ReferenceSampling, SamplingContext
 from tests.conformance.samplers import PlainSampling, make
 
@@ -27,6 +30,25 @@ def plain_multinomial(
     probs = torch.softmax(logits.double() / temperature.clamp(min=1e-6)[:, None], dim=1)
     drawn = torch.multinomial(probs, 1, generator=rng)[:, 0]
     return torch.where((temperature == 0) | (top_k == 1), logits.argmax(1), drawn)
+
+
+NAMED = from_function(plain_multinomial)
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+def acting(act: Callable[[], None]) -> type[PlainSampling]:
+    """A right sampler that does something before it draws for a vocabulary of eight, as the first of `FEW` has it."""
+
+    class Acting(PlainSampling):
+        def sample_kernel(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.vocab_size == 8:
+                act()
+            return super().sample_kernel(*args, **kwargs)
+
+    return Acting
 
 
 def test_every_check_has_an_id_of_its_own() -> None:
@@ -74,6 +96,92 @@ def test_a_crash_inside_the_sampler_is_a_failed_check_with_its_traceback() -> No
     assert "boom" in crashed.error
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), BaseException("deep"), GeneratorExit()], ids=repr)
+def test_whatever_the_sampler_raises_fails_the_check(raised: BaseException) -> None:
+    report = check(acting(lambda: throw(raised)), only=FEW)
+    assert [each.status for each in report.results] == ["fail", "pass"]
+    assert type(raised).__name__ in report.results[0].error
+
+
+def test_a_check_ends_at_the_limit_and_shows_where_it_was() -> None:
+    def hang() -> None:
+        for _ in range(200):
+            with suppress(Exception):  # a limit that were an Exception would be lost here
+                time.sleep(0.05)
+
+    started = time.perf_counter()
+    report = check(acting(hang), only=FEW, limit=0.2)
+    assert time.perf_counter() - started < 5
+    assert [each.status for each in report.results] == ["fail", "pass"]
+    assert "did not end within 0.2 s" in report.results[0].error
+    assert "in hang" in report.results[0].error
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_a_limit_that_is_swallowed_comes_again() -> None:
+    def hang() -> None:
+        for _ in range(2):
+            with suppress(BaseException):
+                time.sleep(5)
+        time.sleep(5)
+
+    assert "did not end" in check(acting(hang), only=FEW[0], limit=0.1).results[0].error
+
+
+def test_a_timer_of_the_program_is_left_alone() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        report = check(acting(lambda: time.sleep(0.3)), only=FEW[0], limit=0.1)
+        assert 900 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert report.results[0].status == "pass"
+
+
+def test_outside_the_main_thread_there_is_no_limit() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        report = pool.submit(check, acting(lambda: time.sleep(0.3)), only=FEW[0], limit=0.1).result()
+    assert report.results[0].status == "pass"
+
+
+def test_a_broken_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands in for a device-side assert, which no CPU has: after it, every call of CUDA raises.
+    def broken(run: Run) -> bool:
+        run.broken = True
+        return True
+
+    monkeypatch.setattr(Run, "_find_broken", broken)
+    report = check(acting(lambda: throw(RuntimeError("assert"))), only=FEW)
+    assert [each.status for each in report.results] == ["fail"]
+    assert "left CUDA broken" in report.results[0].error
+    assert report.not_run == ["calls/empty/empty-n1-V2-fp32"]
+    assert report.exit_code == 1
+
+
+def test_a_context_that_cannot_be_made_is_a_failed_check() -> None:
+    def make_context(*_parameters: Any) -> None:
+        raise TypeError("no context")
+
+    report = check(ReferenceSampling, claims=Claims(make_context=make_context), only=FEW[0])
+    assert report.results[0].status == "fail"
+    assert "no context" in report.results[0].error
+    assert "report = check(" in report.results[0].reproducer
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"),
+    [
+        (ReferenceSampling, "reference.sampling:ReferenceSampling"),
+        (from_function(plain_multinomial), f"{__name__}:from_function(plain_multinomial)"),
+        (NAMED, f"{__name__}:NAMED"),
+    ],
+    ids=["class", "made-here", "bound-to-a-name"],
+)
+def test_a_factory_is_named_as_it_can_be_imported(factory: Any, name: str) -> None:
+    assert check(factory, only="calls/empty").sampler == name
+
+
 def test_an_interrupted_run_keeps_what_was_done() -> None:
     def interrupt(number: int, _total: int, _what: str) -> None:
         if number == 1:
@@ -90,35 +198,27 @@ def test_claimed_options_change_the_law_that_is_asked_for() -> None:
     # An engine that keeps exactly k fails by the default law and passes by its own claim.
     exactly_k = make("exactly-k")
     assert check(exactly_k, only=["top-k/ties"]).counts["fail"] > 0
-    claims = Claims(options=LawOptions(top_k_ties="lowest-index"))
+    claims = Claims(top_k_ties="lowest-index")
     assert check(exactly_k, claims=claims, only=["top-k/ties"]).counts["fail"] == 0
     # And the claim is held against a sampler that keeps all ties.
     assert check(ReferenceSampling, claims=claims, only=["top-k/ties"]).counts["fail"] > 0
 
 
 @pytest.mark.parametrize(
-    "options",
+    "choices",
     [
-        LawOptions(top_k_ties="lowest-index"),
-        LawOptions(top_k_ties="any", top_p_ties="any"),
-        LawOptions(top_p_ties="lowest-index", filter_order="joint"),
-        LawOptions(greedy_ties="any", top_p_off=frozenset({1.0})),
+        {"top_k_ties": "lowest-index"},
+        {"top_k_ties": "any", "top_p_ties": "any"},
+        {"top_p_ties": "lowest-index", "filter_order": "joint"},
+        {"greedy_ties": "any", "top_p_off": frozenset({1.0})},
     ],
     ids=["k-lowest", "any", "p-lowest-joint", "greedy-any-p0"],
 )
-def test_the_reference_with_options_passes_by_its_own_claims(options: LawOptions) -> None:
-    # All but the large vocabularies, which no option changes.
-    groups = ["randomness", "top-", "greedy", "calls", "isolation", "invalid", "log-probs/small", "log-probs/token"]
-    report = check(partial(ReferenceSampling, options=options), claims=Claims(options=options), only=groups)
+def test_the_reference_with_options_passes_by_its_own_claims(choices: dict[str, Any]) -> None:
+    # What an option changes: which tokens stay, and their log-probs.
+    groups = ["top-", "greedy", "calls/parameters-by-slot", "invalid", "log-probs/small", "log-probs/token"]
+    report = check(partial(ReferenceSampling, options=LawOptions(**choices)), claims=choices, only=groups)
     assert [result.id for result in report.results if result.status == "fail"] == []
-
-
-@pytest.mark.parametrize(
-    "options", [LawOptions(log_probs="raw"), LawOptions(parameters_by="row"), LawOptions(uniform_bits=24)], ids=str
-)
-def test_options_that_cannot_be_judged_yet_are_refused(options: LawOptions) -> None:
-    with pytest.raises(ValueError, match=r"claims\.options\.\w+ must be"):
-        check(ReferenceSampling, claims=Claims(options=options))
 
 
 def test_a_factory_that_makes_no_sampler_is_named() -> None:
@@ -160,18 +260,21 @@ def test_a_plain_function_serves_the_contract() -> None:
         ({"device": "meta"}, "device"),
         ({"device": "gpu"}, "device"),
         ({"only": ["no/such"]}, "only"),
+        ({"limit": 0}, "limit"),
+        ({"limit": float("inf")}, "limit"),
+        ({"limit": True}, "limit"),
     ],
-    ids=["tier", "device-kind", "device-name", "only"],
+    ids=["tier", "device-kind", "device-name", "only", "limit-zero", "limit-none", "limit-bool"],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named} must"):
         check(ReferenceSampling, **arguments)
 
 
-@pytest.mark.parametrize("stream", ["flashinfer", 7, object()], ids=["name", "number", "object"])
+@pytest.mark.parametrize("stream", ["nobody's", 7, object()], ids=["name", "number", "object"])
 def test_a_claimed_stream_that_is_none_is_refused(stream: Any) -> None:
     with pytest.raises(ValueError, match=r"claims\.stream"):
-        check(ReferenceSampling, claims=Claims(stream=stream), only=FEW)
+        check(ReferenceSampling, claims={"stream": stream}, only=FEW)
 
 
 def test_unknown_claims_are_refused() -> None:
@@ -180,35 +283,7 @@ def test_unknown_claims_are_refused() -> None:
 
     with pytest.raises(ValueError, match="infallible"):
         check(Boasting)
-
-
-def test_command_line_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    only = [argument for each in FEW for argument in ("--only", each)]
-    report = tmp_path / "report.json"
-    assert main(["run", "--sampler", "reference:ReferenceSampling", "--report", str(report), *only]) == 0
-    assert json.loads(report.read_text())["counts"]["fail"] == 0
-    broken = "tests.conformance.test_broken_samplers:ignores_top_p"
-    assert main(["run", "--sampler", broken, *only]) == 1
-    output = capsys.readouterr().out
-    for word in ("observed", "allowed", "reproduce", "NOT CONFORMANT", "required"):
-        assert word in output
-    assert main(["run", "--sampler", "no.such:thing"]) == 2
-    assert main(["run", "--sampler", "reference:ReferenceSampling", "--only", "nonsense"]) == 2
-    assert main(["run", "--sampler", "reference:ReferenceSampling", "--only", "graphs"]) == 2  # nothing applies here
-    assert main(["run", "--sampler", broken, "--report", str(tmp_path / "none" / "report.json"), *only]) == 2
-    assert main(["explain", "nonsense"]) == 2
-    for tier, draws in (("full", "1e8"), ("deep", "1e3")):
-        assert main(["run", "--sampler", "reference:ReferenceSampling", "--tier", tier, "--draws", draws]) == 2
-    for draws in ("x", "1.5", "inf"):
-        with pytest.raises(SystemExit, match="2"):
-            main(["run", "--sampler", "reference:ReferenceSampling", "--tier", "deep", "--draws", draws])
-    with pytest.raises(SystemExit, match="2"):
-        main(["run"])
-
-
-def test_command_line_lists_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--cases"]) == 0
-    listed = capsys.readouterr().out
-    assert all(clause in listed for clause in CLAUSES)
-    assert main(["explain", "top-p/crossing-token"]) == 0
-    assert "the token that crosses p stays" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ValueError, match="infallible"):
+        check(PlainSampling, claims={"infallible": True})
+    with pytest.raises(ValueError, match=r"claims must be a conformance\.Claims or a mapping of its fields, got 3"):
+        check(PlainSampling, claims=3)  # type: ignore[arg-type]  # wrong on purpose
