@@ -27,7 +27,7 @@ class Case:
         as expressions too.
     rows, requests: logits row and request of each slot of the pattern; None means 0, 1, 2, ...
     draws: total number of draws that the tier gives it.
-    literal: the parameters are given as they are, also where a sampler's claims have other values for "off".
+    literal: names of parameters that are given as they are, also where a sampler has other values for "off".
     """
 
     name: str
@@ -40,7 +40,7 @@ class Case:
     rows: tuple[int, ...] | None = None
     requests: tuple[int, ...] | None = None
     draws: int = 2**16
-    literal: bool = False
+    literal: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

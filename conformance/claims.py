@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from conformance.streams import STREAMS, Stream
 from reference import LawOptions
@@ -34,7 +36,7 @@ _SETS = {
     "top_k_off": (int, "ints"),
     "top_p_off": (float, "numbers in [0, 1]"),
     "greedy_temperatures": (float, "finite numbers"),
-    "refuses": (str, f"among {list(REFUSALS)}"),
+    "refuses": (str, f"some of {list(REFUSALS)}"),
 }
 
 
@@ -68,7 +70,8 @@ class Claims:
         off. A p of 0 that is not off keeps the most probable token; a T of 0 that is not greedy acts as 1e-6.
     parameters_by: of which request a slot takes its parameters: the one that `token_to_request_index` names
         ("slot"), the one with the number of the logits row that it gathers ("row"), or there is one
-        temperature, top_k and top_p for the whole "call". The suite then makes a call for each set of parameters.
+        temperature, top_k and top_p for the whole "call". The suite then makes a call for each set of parameters,
+        and what is about several requests (`speculative`, `token_log_probs`) is no claim.
     generator: it draws from the `rng` that it is made with ("own"), or from torch's default generator of the
         device ("global").
     uniform_bits: how many bits the random number behind a draw has. 24 or more ask for the same.
@@ -79,7 +82,8 @@ class Claims:
     Manner of judging.
 
     make_context: `make_context(temperature, top_k, top_p, device)`, of three lists and a torch.device, builds
-        the context of an engine whose sampler wants its own class. None gives a `reference.SamplingContext`.
+        the context of an engine whose sampler wants its own class; it has a `gpu_view`, as the contract says. None
+        gives a `reference.SamplingContext`.
     most_draws: no case gets more draws than this: for samplers that are slow by design. The report shows the draws.
     """
 
@@ -105,7 +109,7 @@ class Claims:
     invalid_rows: InvalidRows = "in-range"
     refuses: frozenset[str] = frozenset()
 
-    make_context: Callable[..., Any] | None = field(default=None, compare=False)
+    make_context: Callable[..., Any] | None = None
     most_draws: int | None = None
 
     def __post_init__(self) -> None:
@@ -116,8 +120,11 @@ class Claims:
         if isinstance(self.stream, str) and self.stream in STREAMS:
             object.__setattr__(self, "stream", STREAMS[self.stream])
         self._check_objects()
-        if self.log_probs == "none":
-            object.__setattr__(self, "token_log_probs", False)  # they are log-probs
+        by_call = self.parameters_by == "call"
+        if self.log_probs == "none" or by_call:
+            object.__setattr__(self, "token_log_probs", False)  # they are log-probs; and of several requests
+        if by_call:
+            object.__setattr__(self, "speculative", False)  # it is about several requests
 
     def _check_choices(self) -> None:
         for name in ("token_log_probs", "speculative", "output", "argument_errors", "sync_free", "cuda_graph"):
@@ -135,7 +142,7 @@ class Claims:
     def _check_objects(self) -> None:
         if self.make_context is not None and not callable(self.make_context):
             raise ValueError(f"claims.make_context must be callable, got {self.make_context!r}")
-        if self.stream is not None and not isinstance(self.stream, Stream):
+        if self.stream is not None and (isinstance(self.stream, type) or not isinstance(self.stream, Stream)):
             raise ValueError(f"claims.stream must be a Stream or one of {sorted(STREAMS)}, got {self.stream!r}")
 
     @property
@@ -174,7 +181,7 @@ class Claims:
         if not isinstance(stated, Mapping):
             raise ValueError(f"claims must be a conformance.Claims or a mapping of its fields, got {stated!r}")
         known = {each.name for each in fields(Claims)}
-        if unknown := sorted(set(stated) - known):
+        if unknown := sorted(set(stated) - known, key=str):
             raise ValueError(f"claims must be among {sorted(known)}, got {unknown}")
         return Claims(**stated)
 
@@ -194,4 +201,5 @@ def _set(name: str, value: Any) -> frozenset[Any]:
         }[kind]
         if not right:
             raise wrong
-    return frozenset(kind(each) for each in value)
+    # The sampler sees float32.
+    return frozenset(float(np.float32(each)) if kind is float else each for each in value)

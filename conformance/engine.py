@@ -27,13 +27,16 @@ class EngineContext:
     - two further requests are paused.
     """
 
-    def __init__(self, temperature: list[float], top_k: list[int], top_p: list[float], *, device: torch.device) -> None:
+    def __init__(
+        self, temperature: list[float], top_k: list[int], top_p: list[float], *, device: torch.device,
+        padding: int = PADDING,
+    ) -> None:  # fmt: skip
         active = len(temperature)
-        entries = active + PADDING
+        entries = active + padding
         columns = (
-            torch.tensor([*temperature, *[1.0] * PADDING], dtype=torch.float32),
-            torch.tensor([*top_k, *[0] * PADDING], dtype=torch.int32),
-            torch.tensor([*top_p, *[0.0] * PADDING], dtype=torch.float32),
+            torch.tensor([*temperature, *[1.0] * padding], dtype=torch.float32),
+            torch.tensor([*top_k, *[0] * padding], dtype=torch.int32),
+            torch.tensor([*top_p, *[0.0] * padding], dtype=torch.float32),
         )
         unit = torch.uint8
         buffer = torch.cat([torch.zeros(4, dtype=unit), *[column.view(unit) for column in columns]]).to(device)
@@ -66,7 +69,7 @@ def plain_context(
 ) -> SamplingContext | EngineContext:
     """A `SamplingContext`; what looks alike where a parameter is an engine's sentinel that the contract refuses."""
     if min(temperature, default=0) < 0 or min(top_k, default=0) < 0:
-        return EngineContext(temperature, top_k, top_p, device=device)
+        return EngineContext(temperature, top_k, top_p, device=device, padding=0)
     return SamplingContext(temperature, top_k, top_p, device=device)
 
 

@@ -22,14 +22,14 @@ def in_terms_of(claims: Claims, case: Case) -> Case:
     """The case in values that the sampler takes, with no more draws than it wants."""
     if claims.most_draws is not None and case.draws > claims.most_draws:
         case = case.but(draws=claims.most_draws)
-    if not case.literal:
-        case = _own_values(claims, case)
-    return _one_request_a_row(case) if claims.parameters_by == "row" and not case.literal else case
+    case = _own_values(claims, case)
+    return _one_request_a_row(case) if claims.parameters_by == "row" else case
 
 
 def off_top_k(claims: Claims, vocab_size: int) -> int:
     """A k that keeps every token."""
-    return 0 if 0 in claims.top_k_off and "top_k 0" not in claims.refuses else vocab_size
+    taken = set(claims.top_k_off) - ({0} if "top_k 0" in claims.refuses else set())
+    return 0 if 0 in taken else min(taken, default=vocab_size)
 
 
 def off_top_p(claims: Claims) -> float:
@@ -67,7 +67,8 @@ def _own_values(claims: Claims, case: Case) -> Case:
     if wanted == given:
         return case
     temperature, top_k, top_p = (tuple(column) for column in wanted)
-    return case.but(temperature=temperature, top_k=top_k, top_p=top_p)
+    changed = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    return case.but(**{name: column for name, column in changed.items() if name not in case.literal})
 
 
 def _one_request_a_row(case: Case) -> Case:
@@ -91,7 +92,7 @@ def _one_request_a_row(case: Case) -> Case:
 class CallEach:
     """A sampler with one temperature, top_k and top_p a call, put under the contract: a call for each set of them.
 
-    context_of: builds a context of one request from three lists.
+    context_of: builds a context from three lists.
     """
 
     def __init__(self, sampler: Any, context_of: Callable[..., Any]) -> None:
@@ -112,25 +113,40 @@ class CallEach:
         output: Tensor | None = None,
         **more: Any,
     ) -> Tensor:
-        if output is None:
-            output = torch.empty(n, dtype=torch.int64, device=logits.device)
+        given: dict[str, Any] = {"gather_indices": gather_indices, "token_to_request_index": token_to_request_index}
+        requests = _placed(token_to_request_index, n, logits.device)
+        sets = list(self._each(context, requests))
+        if len(sets) <= 1:
+            # The call as it is: the indices it has, its output, n = 0.
+            given = {name: value for name, value in {**given, "output": output}.items() if value is not None}
+            whole: Tensor = self._sampler.sample_kernel(logits, n, sets[0][1] if sets else context, **given, **more)
+            return whole
+        ids = torch.empty(n, dtype=torch.int64, device=logits.device) if output is None else output
         rows = _placed(gather_indices, n, logits.device)
-        for own, one in self._each(context, _placed(token_to_request_index, n, logits.device)):
-            indices = {"gather_indices": rows[own].int(), "token_to_request_index": torch.zeros_like(own).int()}
-            output[own] = self._sampler.sample_kernel(logits, len(own), one, **indices, **more)
-        return output
+        for own, one in sets:
+            indices = {"gather_indices": rows[own], "token_to_request_index": requests[own]}
+            for name, index in indices.items():
+                like = given[name]
+                indices[name] = index.int() if like is None else index.to(like.device, like.dtype)
+            drawn = self._sampler.sample_kernel(logits, len(own), one, **indices, **more)
+            if drawn.shape != own.shape or drawn.dtype != torch.int64:
+                found = f"{drawn.dtype} {list(drawn.shape)}"
+                raise ValueError(f"sample_kernel must return int64 [{len(own)}] for n = {len(own)}, got {found}")
+            ids[own] = drawn
+        return ids
 
     def log_probs_kernel(  # noqa: D102  # the contract's
         self, logits: Tensor, context: Any, *, token_to_request_index: Tensor | None = None
     ) -> Tensor:
         log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        for own, one in self._each(context, _placed(token_to_request_index, len(logits), logits.device)):
-            zeros = torch.zeros_like(own).int()
-            log_probs[own] = self._sampler.log_probs_kernel(logits[own], one, token_to_request_index=zeros)
+        requests = _placed(token_to_request_index, len(logits), logits.device)
+        for own, one in self._each(context, requests):
+            index = requests[own].int()
+            log_probs[own] = self._sampler.log_probs_kernel(logits[own], one, token_to_request_index=index)
         return log_probs
 
     def _each(self, context: Any, requests: Tensor) -> Iterator[tuple[Tensor, Any]]:
-        """The slots of each set of parameters, and a context that holds nothing else, in the order of the requests."""
+        """The slots of each set of parameters, and a context in which every request has them, in the order of these."""
         columns = [getattr(context.gpu_view, name).tolist() for name in ("temperature", "top_k", "top_p")]
         sets: dict[tuple[float, int, float], int] = {}
         number = [sets.setdefault(parameters, len(sets)) for parameters in zip(*columns, strict=True)]
@@ -138,7 +154,18 @@ class CallEach:
         for parameters, which in sets.items():
             own = (of_slot == which).nonzero()[:, 0]
             if len(own):
-                yield own, self._context_of(*([each] for each in parameters))
+                yield own, self._context_of(*([each] * len(number) for each in parameters))
+
+
+class WithGenerator:
+    """A sampler that does not show the generator that it was made with, and the generator."""
+
+    def __init__(self, sampler: Any, rng: torch.Generator) -> None:
+        self._sampler = sampler
+        self.rng = rng
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
 
 
 def _placed(index: Tensor | None, n: int, device: torch.device) -> Tensor:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from conformance import generators
 from conformance.claims import Claims
 from conformance.clauses import CLAUSES, TIERS, Clause
 from conformance.idiom import in_terms_of
-from conformance.limit import LIMIT, TookTooLongError, at_most
+from conformance.limit import at_most
 from conformance.report import Probe
 from conformance.streams import STREAMS
 from conformance.subject import Subject
@@ -62,11 +63,11 @@ CHOICES = {
 }
 
 
-def probes(subject: Subject, failed: Collection[str], *, whole: bool) -> Iterator[Probe]:
+def probes(subject: Subject, failed: Collection[str], *, whole: bool, limit: float) -> Iterator[Probe]:
     """What works though it is not claimed.
 
     failed: ids of the clauses that did. whole: false where only some checks were asked for: then only the choices
-    that a failure puts in question are tried.
+    that a failure puts in question are tried. limit: seconds for one check.
     """
     if whole:
         for claim, values in CAPABILITIES.items():
@@ -74,7 +75,7 @@ def probes(subject: Subject, failed: Collection[str], *, whole: bool) -> Iterato
             # A sampler that checks nothing may write anywhere: on a GPU no process survives that.
             if absent and not (claim == "argument_errors" and subject.device.type == "cuda"):
                 clauses = [each for each in CLAUSES.values() if each.claim == claim]
-                yield from _tried(subject, claim, values, clauses)
+                yield from _tried(subject, claim, values, clauses, limit)
     for claim, choice in CHOICES.items():
         claimed = getattr(subject.claims, claim)
         if claimed != "none" and not set(choice.clauses).isdisjoint(failed):
@@ -83,21 +84,23 @@ def probes(subject: Subject, failed: Collection[str], *, whole: bool) -> Iterato
             others = list(takewhile(lambda value, claimed=claimed: value != claimed, choice.values))  # type: ignore[misc]
         else:
             continue
-        yield from _tried(subject, claim, others, [CLAUSES[each] for each in choice.clauses])
+        yield from _tried(subject, claim, others, [CLAUSES[each] for each in choice.clauses], limit)
 
 
-def _tried(subject: Subject, claim: str, values: Collection[Any], clauses: Collection[Clause]) -> Iterator[Probe]:
+def _tried(
+    subject: Subject, claim: str, values: Collection[Any], clauses: Collection[Clause], limit: float
+) -> Iterator[Probe]:
     """One probe a value, up to the first that works; none where no clause applies."""
     for value in values:
         claims = subject.claims.but(**{claim: value})
-        checks, works = _passes(replace(subject, claims=claims), clauses)
+        checks, works = _passes(replace(subject, claims=claims), clauses, limit)
         if checks:
             yield Probe(claim, _text(subject.claims, claim), _text(claims, claim), works, checks)
         if works:
             return
 
 
-def _passes(subject: Subject, clauses: Collection[Clause]) -> tuple[list[str], bool]:
+def _passes(subject: Subject, clauses: Collection[Clause], limit: float) -> tuple[list[str], bool]:
     """Ids of the checks up to the first that fails, and whether none does."""
     checks = []
     for clause in clauses:
@@ -105,9 +108,11 @@ def _passes(subject: Subject, clauses: Collection[Clause]) -> tuple[list[str], b
         for case in clause.cases(TIERS["quick"]) if clause.why_not(judged) is None else ():
             checks.append(f"{clause.id}/{case.id}")
             try:
-                with at_most(LIMIT):
+                with at_most(limit), generators.kept():
                     evidence = list(clause.check(judged, in_terms_of(judged.claims, case), ALPHA))
-            except (Exception, TookTooLongError):  # noqa: BLE001  # what is not claimed may fail in any way
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001  # what is not claimed may fail in any way, and end what it likes
                 return checks, False
             if not evidence or not all(each.passed for each in evidence):
                 return checks, False

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from conformance import generators
 from conformance.cases import Case
 from conformance.claims import Claims
 from conformance.clauses import Clause, plan, tier_of
@@ -148,7 +150,9 @@ class Run:
         error = ""
         if why_not is None:
             try:
-                with at_most(self._limit):
+                # A sampler that draws from the global generators has them seeded.
+                keep = generators.kept() if self.subject.claims.generator == "global" else nullcontext()
+                with at_most(self._limit), keep:
                     evidence = list(clause.check(subject, case, self._budget.share(id)))
             except KeyboardInterrupt:
                 raise
@@ -186,7 +190,7 @@ class Run:
     def probes(self, results: Iterable[Result]) -> Iterator[Probe]:
         """What works though it is not claimed, tried when all checks have their results."""
         failed = {result.clause for result in results if result.status in {"fail", "expected failure"}}
-        return probes(self.subject, failed, whole=not self.report.selected)
+        return probes(self.subject, failed, whole=not self.report.selected, limit=self._limit)
 
     def left(self, results: list[Result]) -> list[str]:
         """Ids of the chosen checks that count and have no result, though something could be checked."""

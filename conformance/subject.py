@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,7 +15,8 @@ from conformance.cases import DTYPES, Case
 from conformance.claims import Claims
 from conformance.engine import EngineContext, plain_context
 from conformance.evidence.budget import looks
-from conformance.idiom import CallEach, own_values
+from conformance.idiom import CallEach, WithGenerator, own_values
+from conformance.streams import STREAMS
 from reference import FilterFlags, Law, LawOptions, filter_flags
 
 SPEC_VERSION = "2027.3"
@@ -55,10 +55,6 @@ NO_PROMISE: FilterFlags = {"no_top_k": False, "no_top_p": False}
 _OFF = LawOptions()
 
 
-_GENERATORS: WeakKeyDictionary[Any, torch.Generator] = WeakKeyDictionary()
-"""What a sampler was made with that does not show it."""
-
-
 @dataclass(frozen=True)
 class Subject:
     """A factory of samplers on a device, with its claims.
@@ -86,20 +82,25 @@ class Subject:
         """A generator on the subject's device."""
         return torch.Generator(self.device).manual_seed(seed)
 
-    def sampler(self, vocab_size: int, seed: int, **options: Any) -> Any:
-        """A new sampler. Its generator is its own, and seeded, or the global one, which is seeded then."""
+    def sampler(self, vocab_size: int, seed: int, *, alone: bool = False, **options: Any) -> Any:
+        """A new sampler. Its generator is its own, and seeded, or the global one, which is seeded then.
+
+        alone: with nothing in between that sees its calls first.
+        """
         if self.claims.generator == "global":
             torch.manual_seed(seed)
         rng = self.generator(seed)
         made = self.make_sampler(vocab_size, rng, **options)
-        if not hasattr(made, "rng"):
-            _GENERATORS[made] = rng
+        if not isinstance(getattr(made, "rng", None), torch.Generator):
+            made = WithGenerator(made, rng)
+        if alone:
+            return made
         return CallEach(made, self.context_of) if self.claims.parameters_by == "call" else made
 
     def rng(self, sampler: Any) -> torch.Generator:
         """The generator that the sampler draws from."""
         if self.claims.generator == "own":
-            own: torch.Generator = getattr(sampler, "rng", None) or _GENERATORS[sampler]
+            own: torch.Generator = sampler.rng
             return own
         if self.device.type == "cpu":
             return torch.default_generator
@@ -125,15 +126,18 @@ class Subject:
     def context_of(self, temperature: list[float], top_k: list[int], top_p: list[float]) -> Any:
         """The same of any parameters."""
         if self.claims.make_context is not None:
-            return self.claims.make_context(temperature, top_k, top_p, self.device)
+            made = self.claims.make_context(temperature, top_k, top_p, self.device)
+            if not hasattr(made, "gpu_view"):
+                raise ValueError(f"claims.make_context must build something with a gpu_view, got {type(made).__name__}")
+            return made
         if min(0, *self.claims.top_k_off, *self.claims.greedy_temperatures) < 0:  # it may come to hold them later
-            return EngineContext(temperature, top_k, top_p, device=self.device)
+            return EngineContext(temperature, top_k, top_p, device=self.device, padding=0)
         return plain_context(temperature, top_k, top_p, self.device)
 
     def engine_context(self, temperature: list[float], top_k: list[int], top_p: list[float]) -> Any:
         """The same as an engine lays it out: with padding, paused requests and stale entries; or the engine's own."""
         if self.claims.make_context is not None:
-            return self.claims.make_context(temperature, top_k, top_p, self.device)
+            return self.context_of(temperature, top_k, top_p)
         return EngineContext(temperature, top_k, top_p, device=self.device)
 
     def own_values(
@@ -147,10 +151,19 @@ class Subject:
         return self.flags_of(self.context(case), case.vocab_size)
 
     def flags_of(self, context: Any, vocab_size: int) -> FilterFlags:
-        """What a caller may promise of a context. Where "off" means something else than in the contract, nothing."""
-        if (self.claims.top_k_off, self.claims.top_p_off) != (_OFF.top_k_off, _OFF.top_p_off):
+        """What a caller may promise of a context, by the values that are claimed to be off."""
+        claims = self.claims
+        if (claims.top_k_off, claims.top_p_off) == (_OFF.top_k_off, _OFF.top_p_off):
+            return filter_flags(context, vocab_size)
+        metadata = getattr(context, "active_request_metadata", None)
+        if metadata is None:
             return NO_PROMISE
-        return filter_flags(context, vocab_size)
+        active = context.total_request_count - context.paused_request_count
+        top_k, top_p = (metadata[name][:active].tolist() for name in ("top_k", "top_p"))
+        return {
+            "no_top_k": all(k in claims.top_k_off or k >= vocab_size for k in top_k),
+            "no_top_p": all(p in claims.top_p_off for p in top_p),
+        }
 
     def serves_invalid_rows(self) -> bool:
         """Whether it may be given rows that are invalid."""
@@ -224,9 +237,15 @@ class Subject:
         """
         device = str(self.device)
         if kind == "check" or not self._speaks_the_contract(case):
-            differ = self.claims != Claims.of(self.make_sampler)
-            claims = f", claims=Claims(**{self.claims.stated()})" if differ else ""
-            lines = [f"from conformance import *; {self._import()}"]
+            claims, unsaid = "", ""
+            if self.claims != Claims.of(self.make_sampler):
+                stated = self.claims.stated()
+                objects = [
+                    name for name in ("make_context", "stream") if name in stated and stated[name] not in STREAMS
+                ]
+                claims = f", claims=Claims(**{ {name: stated[name] for name in stated if name not in objects} })"
+                unsaid = "".join(f"  # and with the {name} that it was run with" for name in objects)
+            lines = [f"from conformance import *; {self._import()}{unsaid}"]
             arguments = f"tier={self.tier!r}, device={device!r}, seed={self.seed}, only={check_id!r}{claims}"
             lines += [
                 f"report = check(make_sampler, {arguments})",
@@ -268,6 +287,8 @@ class Subject:
         module, _, attribute = self.name.partition(":")
         if not attribute.isidentifier():
             return f"# make_sampler is {self.name}"
+        if module == "__main__":
+            return f"# make_sampler is {attribute} of the script that was run"
         found = getattr(sys.modules.get(module), attribute, None)
         if found is not self.make_sampler and "__main__" not in module:
             return f"# make_sampler is what was made of {self.name}"

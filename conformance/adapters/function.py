@@ -30,7 +30,9 @@ def from_function(function: SampleFunction, **claims: Any) -> Callable[..., Samp
 
     Raises ValueError for a claim that is none.
     """
-    stated = Claims(**{"log_probs": "none", **claims})
+    if not callable(function):
+        raise ValueError(f"function must be callable, got {function!r}")
+    stated = Claims.of(SimpleNamespace(claims={"log_probs": "none", **claims}))
 
     def make_sampler(vocab_size: int, rng: torch.Generator) -> Sampling:
         return _FunctionSampling(vocab_size, rng, function, stated)
@@ -50,7 +52,9 @@ class _FunctionSampling(Sampling):
 
     def sample_kernel(self, logits: Tensor, n: int, context: Any, **call: Any) -> Tensor:
         """See `Sampling.sample_kernel`. Sentinels below 0 pass its checks as 0, and reach the function as they are."""
-        if self.sentinels:
+        view = getattr(context, "gpu_view", None)
+        whole = all(isinstance(getattr(view, name, None), Tensor) for name in ("temperature", "top_k", "top_p"))
+        if self.sentinels and whole:  # else the call is refused
             self.given, context = context.gpu_view, self._without_sentinels(context)
         return super().sample_kernel(logits, n, context, **call)
 
@@ -77,7 +81,11 @@ class _FunctionSampling(Sampling):
             slots = replace(slots, temperature=self.given.temperature, top_k=self.given.top_k)
         columns = slots.parameters()
         parameters = [column[0].item() for column in columns] if self.claims.parameters_by == "call" else columns
-        output.copy_(self.function(rows, *parameters, self.rng))
+        ids: Any = self.function(rows, *parameters, self.rng)
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape != (slots.n,):
+            found = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"function must return integer ids of shape [{slots.n}], got {found}")
+        output.copy_(ids)
 
     def _log_probs(self, slots: Slots, output: Tensor) -> None:
         raise NotImplementedError("a plain function has no log-probs")

@@ -69,7 +69,6 @@ def _plain(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
         Case("by-row", probabilities(EIGHT, EIGHT[::-1], EIGHT), 8, (0.5, 1.0, 2.0), (2, 0, 5), draws=tier.draws // 2),
     ],
     statistical=True,
-    reproduce="draws",
     not_applicable=lambda subject: None if subject.claims.parameters_by == "row" else "parameters_by is not 'row'",
 )
 def _by_row(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
@@ -89,17 +88,25 @@ def _without_gather(subject: Subject, case: Case, alpha: float) -> Iterator[Evid
     "contract",
     _rows_apart,
     statistical=True,
-    not_applicable=lambda subject: needs_slots(subject, by_call=True),
 )
 def _without_mapping(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     repeats = 64
-    context = subject.context_of(*(column * repeats for column in case.parameters()))  # type: ignore[arg-type]
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     rows = case.pattern()[0].repeat(repeats).to(subject.device)
     # 16 times as many rows as slots, all but the gathered ones NaN.
     logits = torch.full((16 * len(rows), 64), float("nan"), device=subject.device)
     where = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))[: len(rows)].to(subject.device)
     logits[where] = case.logits(subject.device)[rows]
+    columns: Any = [column * repeats for column in case.parameters()]
+    if subject.claims.parameters_by == "row":
+        # A request for each of the rows; those of the slots lie where the rows do.
+        off = subject.own_values(case.vocab_size, [1.0], [0], [0.0])
+        of_row = [value * len(logits) for value in off]
+        for every, own in zip(of_row, columns, strict=True):
+            for at, value in zip(where.tolist(), own, strict=True):
+                every[at] = value
+        columns = of_row
+    context = subject.context_of(*columns)
     flags = subject.flags_of(context, case.vocab_size)
     ids = [sampler.sample_kernel(logits, len(rows), context, **flags, gather_indices=where).clone() for _ in range(8)]
     yield from judge_draws(subject, case, torch.cat(ids).view(-1, case.slots).T, alpha)
@@ -136,7 +143,8 @@ def _flags(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
 )
 def _bare(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     repeats = 256
-    context = subject.context_of(*(column * repeats for column in case.parameters()))  # type: ignore[arg-type]
+    columns: Any = [column * repeats for column in case.parameters()]
+    context = subject.context_of(*columns)
     logits = case.logits(subject.device)[case.pattern()[0].repeat(repeats).to(subject.device)]
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     calls: list[dict[str, object]] = [{}, {"eager": True}, {"cache_key": ("step", 1)}, {"eager": False}]
@@ -193,6 +201,7 @@ def _view_alone(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence
              draws=tier.draws // 8),
     ],
     statistical=True,
+    not_applicable=needs_plain_context,
 )  # fmt: skip
 def _beyond(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
     context = subject.engine_context(*case.parameters())

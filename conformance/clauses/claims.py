@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from conformance.cases import Case, values
@@ -15,7 +16,7 @@ from conformance.subject import Subject
 _FOUR = values([1.0, 2.0, 4.0, 3.0], [1.0, 4.0, 2.0, 4.0])
 
 
-def _zero(name: str, refusal: str, **parameters: tuple[float, ...]) -> None:
+def _zero(name: str, refusal: str) -> None:
     """A clause: that zero means what is claimed, for a sampler that takes it."""
     symbol = {"temperature": "T", "top_k": "k", "top_p": "p"}[name]
     meaning = {
@@ -26,15 +27,24 @@ def _zero(name: str, refusal: str, **parameters: tuple[float, ...]) -> None:
         f"claims/{name.replace('_', '-')}-zero",
         f"{symbol} = 0 means {meaning}.",
         {"temperature": "claims.greedy_temperatures", "top_p": "claims.top_p_off"}[name],
-        lambda tier: [Case(f"{symbol}0", _FOUR, 4, draws=tier.draws // 16, literal=True).but(**parameters)],
+        lambda tier: [
+            Case(
+                f"{symbol}0",
+                _FOUR,
+                4,
+                (0.0,) * 2 if name == "temperature" else (1.0, 0.7),
+                draws=tier.draws // 16,
+                literal=(name,),
+            )
+        ],
         statistical=True,
         reproduce="draws",
         not_applicable=lambda subject: f"{refusal} is refused" if refusal in subject.claims.refuses else None,
     )(draws_follow_law)
 
 
-_zero("temperature", "temperature 0", temperature=(0.0, 0.0), top_k=(4,), top_p=(0.999999,))
-_zero("top_p", "top_p 0", temperature=(1.0, 0.7), top_k=(4,), top_p=(0.0,))
+_zero("temperature", "temperature 0")
+_zero("top_p", "top_p 0")
 
 
 @clause(
@@ -55,38 +65,41 @@ def _greedy(subject: Subject) -> list[float]:
     return sorted(taken)
 
 
-_ASKED: dict[str, tuple[float, int | None, float | None]] = {
+_ASKED: dict[str, list[tuple[float, int | None, float | None]]] = {
     # Temperature, top_k and top_p; None is the value that means off to the sampler.
-    "temperature 0": (0.0, None, None),
-    "top_k 0": (1.0, 0, None),
-    "top_p 0": (1.0, None, 0.0),
-    "top_p 1": (1.0, None, 1.0),
-    "both filters": (1.0, 3, 0.6),
+    "temperature 0": [(0.0, None, None)],
+    "top_k 0": [(1.0, 0, None)],
+    "top_p 0": [(1.0, None, 0.0)],
+    "top_p 1": [(1.0, None, 1.0)],
+    "both filters": [(1.0, 3, 0.6), (1.0, 2, 0.9), (0.7, 3, 0.99)],
 }
+_INVALID_ROWS = ([1.0, float("nan"), 0.0], [1.0, float("inf"), 0.0], [-float("inf")] * 3)
 
 
 @clause(
     "claims/refuses",
     "What is claimed to be refused raises an exception; T = 0, k = 0, p = 0, p = 1 and both filters are served else.",
     "claims.refuses",
-    lambda _tier: [Case(what.replace(" ", "-"), _FOUR, 4, (1.0, 1.0), literal=True) for what in _ASKED],
+    lambda _tier: [Case(what.replace(" ", "-"), _FOUR, 4, (1.0, 1.0)) for what in _ASKED],
 )
 def _refuses(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     (what,) = (what for what in _ASKED if what.replace(" ", "-") == case.name)
-    temperature, top_k, top_p = _ASKED[what]
-    asked = case.but(
-        temperature=(temperature,) * 2,
-        top_k=(off_top_k(subject.claims, 4) if top_k is None else top_k,),
-        top_p=(off_top_p(subject.claims) if top_p is None else top_p,),
-    )
-    yield _raises(subject, asked, wanted=what in subject.claims.refuses)
+    for temperature, top_k, top_p in _ASKED[what]:
+        asked = case.but(
+            temperature=(temperature,) * 2,
+            top_k=(off_top_k(subject.claims, 4) if top_k is None else top_k,),
+            top_p=(off_top_p(subject.claims) if top_p is None else top_p,),
+        )
+        yield _raises(subject, asked, wanted=what in subject.claims.refuses)
 
 
 @clause(
     "claims/refuses-invalid-rows",
     "Invalid rows that are claimed to be refused raise an exception.",
     "claims.refuses",
-    lambda _tier: [Case("invalid", values([1.0, float("nan"), 0.0]), 3, (1.0,))],
+    lambda _tier: [
+        Case(f"invalid{i}", values([0.0, 1.0, 2.0], row), 3, (1.0, 1.0)) for i, row in enumerate(_INVALID_ROWS)
+    ],
     # On a CUDA device the exception is likely an assertion that no later call survives.
     not_applicable=lambda subject: (
         "invalid rows are not refused"
@@ -100,6 +113,25 @@ def _refuses_invalid(subject: Subject, case: Case, _alpha: float) -> Iterator[Ev
     yield _raises(subject, case, wanted=True)
 
 
+def _off_inside(subject: Subject) -> list[float]:
+    return sorted(p for p in subject.claims.top_p_off if 0 < p < 1)
+
+
+@clause(
+    "claims/top-p-off",
+    "Every p below 1 that is claimed to be off drops nothing.",
+    "claims.top_p_off",
+    # Halves, quarters, ... down to 2^-13: p drops what lies beyond it, of 1 - p in all.
+    lambda tier: [Case("p-off", f"(torch.arange(14).clamp(max=13) * -{math.log(2)})[None]", 14, draws=tier.draws)],
+    statistical=True,
+    not_applicable=lambda subject: None if _off_inside(subject) else "no p below 1 is claimed to be off",
+)
+def _every_off(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    off = _off_inside(subject)
+    for p in off:
+        yield from draws_follow_law(subject, case.but(top_p=(p,)), alpha / len(off))
+
+
 def _raises(subject: Subject, case: Case, *, wanted: bool) -> Evidence:
     sampler = subject.sampler(case.vocab_size, subject.seed_of(case.id))
     try:
@@ -109,5 +141,10 @@ def _raises(subject: Subject, case: Case, *, wanted: bool) -> Evidence:
     else:
         observed, raised = f"ids {ids.tolist()}", False
         right = bool(((ids >= 0) & (ids < case.vocab_size)).all())
-    return exact(f"a call with {case.name}", passed=right and raised == wanted, observed=observed,
+    asked = f"a call with {case.name}, T, k, p = {_first(case)}"
+    return exact(asked, passed=right and raised == wanted, observed=observed,
                  allowed="an exception" if wanted else "ids in the vocabulary")  # fmt: skip
+
+
+def _first(case: Case) -> str:
+    return ", ".join(f"{column[0]:g}" for column in case.parameters())

@@ -128,8 +128,8 @@ def _cases(about: Callable[[str], bool]) -> list[Case]:
 )
 def _refused(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
     argument, spoil = MALFORMED[case.name]
-    rng = subject.generator(1)
-    sampler = subject.make_sampler(4, rng)  # and nothing in between that sees the call first
+    sampler = subject.sampler(4, 1, alone=True)
+    rng = subject.rng(sampler)
     logits = case.logits(subject.device).clone()
     output = torch.full((2,), -77, dtype=torch.int64, device=subject.device)
     context = subject.context(case)

@@ -95,8 +95,8 @@ def _named(
     subject: Subject, case: Case, method: str, argument: str, spoil: Callable[[Call], Call], more: Call
 ) -> Evidence:
     """The error of a spoilt call, and whether the generator stood still."""
-    rng = subject.generator(1)
-    sampler = subject.make_sampler(4, rng)
+    sampler = subject.sampler(4, 1, alone=True)
+    rng = subject.rng(sampler)
     logits = "required_logits" if method == "sample_speculative" else "logits"
     call = spoil({logits: case.logits(subject.device).clone(), "context": subject.context(case), **more})
     state = rng.get_state()

@@ -48,9 +48,9 @@ def _inputs(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
 def _inputs_kept(subject: Subject, case: Case, logits: Tensor, keywords: dict[str, Tensor]) -> Evidence:
     n = case.slots if not keywords else 4 * case.slots
     context = subject.context(case)
-    view, metadata = context.gpu_view, context.active_request_metadata
+    view, metadata = context.gpu_view, getattr(context, "active_request_metadata", {})
     tensors = {"logits": logits, **keywords}
-    tensors |= {f"gpu_view.{name}": getattr(view, name) for name in metadata}
+    tensors |= {f"gpu_view.{name}": getattr(view, name) for name in ("temperature", "top_k", "top_p")}
     tensors |= {f"active_request_metadata[{name!r}]": tensor for name, tensor in metadata.items()}
     before = {name: _bytes(tensor) for name, tensor in tensors.items()}
     sampler = subject.sampler(case.vocab_size, 1)

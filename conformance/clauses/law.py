@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from conformance.cases import Case, for_each_mix, normal, probabilities, values
-from conformance.clauses import Cases, Tier, clause
+from conformance.clauses import Cases, Check, Tier, clause
 from conformance.evidence import Evidence
 from conformance.evidence.budget import looks
-from conformance.evidence.counts import follows_law
+from conformance.evidence.counts import Cells, binomial, follows_law
 from conformance.evidence.frequencies import frequencies
-from conformance.evidence.support import support
+from conformance.evidence.support import in_band, support
 from conformance.subject import PLAIN, Manner, Subject
 from reference import Law
+from reference.law import sum_error
 
 EIGHT = (0.03, 0.05, 0.30, 0.08, 0.21, 0.11, 0.15, 0.07)
 """Eight tokens; the best is not the first. In descending order they are 2 4 6 5 3 7 1 0, and their
@@ -76,14 +79,49 @@ def draws_follow_law(subject: Subject, case: Case, alpha: float, manner: Manner 
             return
 
 
-def follows_the_law(id: str, must: str, source: str) -> Callable[[Cases], Cases]:  # noqa: A002  # the field's name
+def follows_the_law(
+    id: str,  # noqa: A002  # the field's name
+    must: str,
+    source: str,
+    check: Check = draws_follow_law,
+) -> Callable[[Cases], Cases]:
     """Register a function of cases as a clause: draws of each of its cases follow the law."""
 
     def register(cases: Cases) -> Cases:
-        clause(id, must, source, cases, statistical=True, reproduce="draws")(draws_follow_law)
+        clause(id, must, source, cases, statistical=True, reproduce="draws")(check)
         return cases
 
     return register
+
+
+def ties_follow_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    """The same of cases with ties: where any of the tied tokens may stay, enough of them must."""
+    options = subject.claims.options
+    rules = [name for name in ("top_k_ties", "top_p_ties") if getattr(options, name) == "any"]
+    evidence = list(draws_follow_law(subject, case, alpha / 2 if rules else alpha))
+    yield from evidence
+    law = case.law(options, subject.device)
+    if not rules or not len(law.band) or not all(each.passed for each in evidence):
+        return
+    claims = subject.claims
+    fewest, most = (
+        case.law(claims.but(**dict.fromkeys(rules, rule)).options, subject.device)
+        for rule in ("lowest-index", "keep-all")
+    )
+    tied = in_band(law)
+    ids = subject.draw(case, case.draws)  # the same draws again
+    slots = tied.any(1).nonzero()[:, 0].tolist()
+    # Few tokens: their masses' errors, a running sum's, and the grid at both ends.
+    slack = math.expm1(2 * float(law.log_error.max())) + sum_error(case.vocab_size) + 2 * law.grid
+    bounds = [sorted(float((each.probs[slot] * tied[slot]).sum()) for each in (fewest, most)) for slot in slots]
+    cells = Cells(
+        [f"slot {slot}, tied tokens together" for slot in slots],
+        np.array([int(tied[slot][ids[slot]].sum()) for slot in slots]),
+        np.full(len(slots), ids.shape[1]),
+        np.array([max(0.0, low - slack) for low, _ in bounds]),
+        np.array([min(1.0, high + slack) for _, high in bounds]),
+    )
+    yield binomial("as many of the tied tokens stay as fill the filter, or all", cells, alpha / 2)
 
 
 def one_row(name: str, code: str, vocab_size: int, draws: int, **parameters: object) -> Case:
@@ -175,7 +213,7 @@ def _top_k(tier: Tier) -> Iterator[Case]:
                dtype="bf16", draws=tier.large_draws)  # fmt: skip
 
 
-@follows_the_law("top-k/ties", "Tokens tied at the k-th place are all kept.", "law 4")
+@follows_the_law("top-k/ties", "Tokens tied at the k-th place are all kept.", "law 4", ties_follow_law)
 def _top_k_ties(tier: Tier) -> Iterator[Case]:
     yield one_row("tied-k", values([1.0, 3.0, 2.0, 2.0, 2.0, 0.0]), 6, tier.draws // 8, top_k=(1, 2, 3, 4, 5))
     yield one_row("all-tied", values([0.5] * 64), 64, tier.draws // 8, top_k=(2, 7, 63))
@@ -202,7 +240,7 @@ def _top_p(tier: Tier) -> Iterator[Case]:
                requests=(0, 0), dtype="bf16", draws=tier.large_draws)  # fmt: skip
 
 
-@follows_the_law("top-p/ties", "Tokens of equal probability are kept or dropped together.", "law 5")
+@follows_the_law("top-p/ties", "Tokens of equal probability are kept or dropped together.", "law 5", ties_follow_law)
 def _top_p_ties(tier: Tier) -> Iterator[Case]:
     yield one_row("tied-p", values([0.0, 2.0, 1.0, 1.0, 1.0, 0.0]), 6, tier.draws // 8, top_p=(0.2, 0.5, 0.6, 0.8))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from conformance import generators
 from conformance.cases import Case, for_each_mix, normal, values
 from conformance.clauses import Tier, clause, needs_memory
 from conformance.evidence import Evidence, exact, pit
@@ -57,7 +57,7 @@ def _reproducible(subject: Subject, case: Case, _alpha: float) -> Iterator[Evide
     again = subject.call(sampler, case, 4)
     yield exact("the generator set back", passed=bool((once == again).all()),
                 observed=f"{int((once != again).sum())} of {once.numel()} differ", allowed="none")  # fmt: skip
-    with _kept_generators():
+    with generators.kept():
         tokens = [_beside_other_generators(subject, case, seed, other) for other in (1, 2)]
     differ = int((tokens[0] != tokens[1]).sum())
     yield exact("other generators in two states", passed=differ == 0,
@@ -74,16 +74,6 @@ def _beside_other_generators(subject: Subject, case: Case, seed: int, other: int
     sampler = subject.sampler(case.vocab_size, other)
     torch.manual_seed(seed)
     return subject.call(sampler, case, 64)
-
-
-@contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Leaves the global generators as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # see above
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)  # noqa: NPY002  # see above
 
 
 @clause(

@@ -1,9 +1,10 @@
-"""``list``, ``explain`` and ``power``: what the suite asks for, and what it sees."""
+"""``list``, ``explain``, ``spec`` and ``power``: what the suite asks for, and what it sees."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.markup import escape
 from conformance import power
 from conformance.clauses import CLAUSES, TIERS
 from conformance.runner import check_id
+from conformance.spec import page
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -25,10 +27,18 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     explain.add_argument("clause", metavar="CLAUSE")
     explain.set_defaults(command=_explain)
 
+    specification = commands.add_parser("spec", help="print the specification as a page in Markdown")
+    specification.set_defaults(command=_spec)
+
     powers = commands.add_parser("power", help="show what each kind of test sees, and the draws that an error needs")
     powers.add_argument("--tier", choices=sorted(TIERS), default="full")
     powers.add_argument("--json", action="store_true")
     powers.set_defaults(command=_power)
+
+
+def _spec(_options: argparse.Namespace) -> int:
+    sys.stdout.write(page())
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:

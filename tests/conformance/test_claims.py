@@ -205,7 +205,7 @@ def test_a_random_number_of_few_bits_passes_by_that_claim_alone() -> None:
 
 def found(factory: Any, claims: Claims, failed: set[str]) -> dict[tuple[str, str], bool]:
     subject = Subject(factory, claims, torch.device("cpu"), "a:b", "quick")
-    return {(probe.claim, probe.tried): probe.works for probe in probes(subject, failed, whole=True)}
+    return {(probe.claim, probe.tried): probe.works for probe in probes(subject, failed, whole=True, limit=60.0)}
 
 
 def test_what_works_without_being_claimed_is_reported() -> None:
