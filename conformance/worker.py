@@ -59,7 +59,6 @@ def check_isolated(
     first check, the rest is not run. Raises ValueError for what `check` refuses, and KeyboardInterrupt before a check.
     """
     work = _Work({"sampler": sampler, "claims": claims, "limit": checked(limit), **options}, limit, progress, output)
-    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         interrupted = False
         try:
@@ -76,7 +75,7 @@ def check_isolated(
         probes=work.probes,
         interrupted=interrupted,
         not_run=[each for each in work.required if each not in done],
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - work.began,
     )
 
 
@@ -187,6 +186,7 @@ class _Work:
     results: list[Result] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
     probing: bool = False
+    began: float = 0.0
     _at: _Begun | None = None
     _read: int = 0
 
@@ -252,6 +252,8 @@ class _Work:
             case _Refused(why) if self.report is None:
                 raise ValueError(why)
             case _Planned(report, ids, required):
+                # A later process, after one that died, plans the same again.
+                self.began = self.began or time.perf_counter()
                 self.report, self.ids, self.required = report, ids, required
             case _Begun(lost):
                 self._at = message
