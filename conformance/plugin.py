@@ -164,20 +164,8 @@ def _tell(result: Result) -> None:
 
 def _text(result: Result) -> str:
     """A failure in words and numbers."""
-    lines = [f"MUST: {result.must}"]
-    if result.status == "unexpected pass":
-        lines.append(f"passed, but is expected to fail: {result.reason}")
-    if result.status == "skip":
-        lines.append(f"required, and could not be checked: {result.reason}")
-    for each in result.failed:
-        lines += [f"  asked:    {each.asked}", f"  observed: {each.observed}", f"  allowed:  {each.allowed}"]
-        if each.p_value is not None:
-            lines.append(f"  p = {each.p_value:.3g} over {each.draws:,} draws, against alpha = {each.alpha:.2g}")
-    if result.error:
-        lines.append(result.error.rstrip())
-    if result.reproducer:
-        lines += ["reproduce:", result.reproducer]
-    return "\n".join([*lines, f"explain: python -m conformance explain {result.clause}"])
+    reproduce = ["reproduce:", result.reproducer] if result.reproducer else []
+    return "\n".join([*result.words, *reproduce, f"explain: python -m conformance explain {result.clause}"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

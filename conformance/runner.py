@@ -265,14 +265,11 @@ def select(ids: list[str], only: Iterable[str]) -> list[str]:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What the result depends on besides the code."""
+    """What the result depends on besides the code: versions of what is loaded, too."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    for module in ("flashinfer", "transformers", "triton"):
+        if module in sys.modules:
+            found[module] = str(getattr(sys.modules[module], "__version__", "unknown"))
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-        try:
-            from importlib.metadata import version  # noqa: PLC0415  # only where it is asked for
-
-            found["flashinfer"] = version("flashinfer-python")
-        except ImportError:
-            found["flashinfer"] = "not installed"
     return found

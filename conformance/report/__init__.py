@@ -21,6 +21,13 @@ _UNCLAIMED = ("False", "None", "none")
 """Values of claims that say that a sampler lacks something."""
 
 
+_WHY = {
+    "unexpected pass": "passed, but is expected to fail",
+    "skip": "required, and could not be checked",
+}
+"""What a reason is the reason of, where the status does not say it."""
+
+
 @dataclass(frozen=True)
 class Result:
     """One check: a clause with one of its cases.
@@ -47,6 +54,18 @@ class Result:
     def failed(self) -> list[Evidence]:
         """The judgements that failed."""
         return [each for each in self.evidence if not each.passed]
+
+    @property
+    def words(self) -> list[str]:
+        """What failed, in words and numbers, without the reproducer; a line each, but for a traceback."""
+        lines = [f"MUST: {self.must}"]
+        if self.reason:
+            lines.append(f"{_WHY.get(self.status, self.status)}: {self.reason}")
+        for each in self.failed:
+            lines += [f"  asked:    {each.asked}", f"  observed: {each.observed}", f"  allowed:  {each.allowed}"]
+            if each.p_value is not None:
+                lines.append(f"  p = {each.p_value:.3g} over {each.draws:,} draws, against alpha = {each.alpha:.2g}")
+        return [*lines, self.error.rstrip()] if self.error else lines
 
 
 @dataclass(frozen=True)

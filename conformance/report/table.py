@@ -80,17 +80,8 @@ def _table(report: Report) -> Table:
 def _show_failure(result: Result, console: Console) -> None:
     mark = "" if result.gating else "  proposed, not counted"
     console.rule(f"[bold red]{escape(result.id)}[/]{mark}", align="left")
-    console.print(f"MUST: {escape(result.must)}")
-    if result.reason:
-        console.print(f"{result.status}: {escape(result.reason)}")
-    for each in result.failed:
-        console.print(f"  asked:    {escape(each.asked)}")
-        console.print(f"  observed: {escape(each.observed)}")
-        console.print(f"  allowed:  {escape(each.allowed)}")
-        if each.p_value is not None:
-            console.print(f"  p = {each.p_value:.3g} over {each.draws:,} draws, against alpha = {each.alpha:.2g}")
-    if result.error:
-        console.print(escape(result.error.rstrip()))
+    for line in result.words:
+        console.print(escape(line))
     if result.reproducer:
         console.print("reproduce:")
         # Not wrapped: it is there to be copied.
