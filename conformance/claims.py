@@ -55,8 +55,8 @@ class Claims:
     sync_free: no call waits for the device.
     cuda_graph: `make_sampler(vocab_size, rng, enable_cuda_graph=True)` gives a sampler whose calls may
         be captured in a CUDA graph, and each replay draws what an eager call would have drawn.
-    stream: its documented stream: which random numbers decide which draw, and how. The name of one of
-        `conformance.STREAMS`, or an object of the sampler's author. A claim of `log_probs` belongs here too.
+    stream: its documented stream: which random numbers decide which draw, and how. An object
+        of the sampler's author, or one of `conformance.streams.STREAMS`; in a factory's mapping its name will do.
 
     Choices. The law with the choice made takes the place of the law.
 
