@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,11 +266,16 @@ def select(ids: list[str], only: Iterable[str]) -> list[str]:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What the result depends on besides the code: versions of what is loaded, too."""
+    """What the result may depend on besides the code."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    for module in ("flashinfer", "transformers", "triton"):
-        if module in sys.modules:
-            found[module] = str(getattr(sys.modules[module], "__version__", "unknown"))
+    for module, distribution in (
+        ("flashinfer", "flashinfer-python"), ("transformers", "transformers"), ("triton", "triton"),
+    ):  # fmt: skip
+        try:
+            found[module] = version(distribution)
+        except PackageNotFoundError:
+            if module in sys.modules:  # it lies on the path without being installed
+                found[module] = str(getattr(sys.modules[module], "__version__", "unknown"))
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
     return found
