@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(arguments)
         code: int = options.command(options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return _stop(f"error: {' '.join(str(error).split())}", USAGE)
     except KeyboardInterrupt:
         return _stop("error: interrupted before anything was found", FAILED)

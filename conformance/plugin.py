@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import sys
 import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,8 @@ class SamplingConformance:
     """Judges a sampler. A subclass is a test class, with one test for each clause and case, whatever its name is.
 
     make_sampler: the factory, or its name as module:attribute. A function is called as it is, without `self`.
-    The others are arguments of `conformance.check`; claims may be a name, too.
+    The others are arguments of `conformance.check`; claims may be a name, too. `expected_failures` is seen from the
+    folder of the class.
     """
 
     make_sampler: ClassVar[Any] = None
@@ -83,9 +85,17 @@ class SamplingConformance:
         return {
             "make_sampler": factory, "name": name,
             "claims": load("claims", cls.claims) if isinstance(cls.claims, str) else cls.claims,
-            "tier": cls.tier, "device": cls.device, "only": cls.only, "seed": cls.seed,
-            "expected_failures": cls.expected_failures, "limit": cls.limit,
+            "tier": cls.tier, "device": cls.device, "only": cls.only or (), "seed": cls.seed,
+            "expected_failures": cls._beside(cls.expected_failures), "limit": cls.limit,
         }  # fmt: skip
+
+    @classmethod
+    def _beside(cls, path: str | Path | None) -> Path | None:
+        """A file that the class names, as seen from the folder that the class lies in."""
+        if path is None:
+            return None
+        file = getattr(sys.modules[cls.__module__], "__file__", None)
+        return Path(file).parent / path if file else Path(path)
 
 
 @dataclass
@@ -207,7 +217,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if made := session.config.stash.get(_TESTS, None):
         for item in session.items:
             if getattr(item, "originalname", None) == "test_law" and getattr(item, "cls", None) in made:
-                made[item.cls].chosen.append(item.callspec.params["law_check"])  # type: ignore[attr-defined]  # a function
+                tests, check = made[item.cls], item.callspec.params["law_check"]  # type: ignore[attr-defined]  # a function
+                if check not in tests.chosen:  # a file may be named twice
+                    tests.chosen.append(check)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -219,7 +231,9 @@ def pytest_runtest_makereport(
     if call.when == "call" and _RESULT in item.stash:
         made = item.config.stash[_TESTS]
         tests = made[item.cls]  # type: ignore[attr-defined]  # the stash is filled by a method of that class
-        sent = pickle.dumps((tests.label, tests.head(alone=len(made) == 1), item.stash[_RESULT]))
+        sent = pickle.dumps(
+            (tests.label, tests.head(alone=sum(bool(each.chosen) for each in made.values()) == 1), item.stash[_RESULT])
+        )
         # What pytest-xdist sends of a report are its attributes.
         vars(report)["sampling_conformance"] = base64.b64encode(sent).decode()
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -47,8 +48,12 @@ class Pages:
         self.html: Path | None = options.html
         self.markdown: Path | None = options.markdown
         self.take_stdout = STDOUT in {self.html, self.markdown}
-        _check_html(self.html)
-        _check_folder("--markdown", self.markdown)
+        _check_extra(self.html)
+        check_targets(
+            {"--report": options.report, "--html": self.html, "--markdown": self.markdown}
+            if hasattr(options, "sampler")  # `render` reads the report
+            else {"--html": self.html, "--markdown": self.markdown}
+        )
 
     def __bool__(self) -> bool:
         return self.html is not None or self.markdown is not None
@@ -61,13 +66,23 @@ class Pages:
             _write(self.markdown, markdown.summary(report))
 
 
-def _check_folder(option: str, path: Path | None) -> None:
-    if path not in {None, STDOUT} and not path.absolute().parent.is_dir():
-        raise ValueError(f"{option} must lie in a folder that exists, got {str(path)!r}")
+def check_targets(targets: dict[str, Path | None]) -> None:
+    """Raise a ValueError for an option whose file cannot be written, or is another's too, before anything runs."""
+    taken: dict[Path, str] = {}
+    for option, path in targets.items():
+        if path is None:
+            continue
+        if path != STDOUT and not path.absolute().parent.is_dir():
+            raise ValueError(f"{option} must lie in a folder that exists, got {str(path)!r}")
+        if path.is_dir() or (
+            path != STDOUT and not os.access(path if path.exists() else path.absolute().parent, os.W_OK)
+        ):
+            raise ValueError(f"{option} must be a file that can be written, got {str(path)!r}")
+        if (other := taken.setdefault(path.absolute(), option)) != option:
+            raise ValueError(f"{option} must be another file than that of {other}, got {str(path)!r} for both")
 
 
-def _check_html(path: Path | None) -> None:
-    _check_folder("--html", path)
+def _check_extra(path: Path | None) -> None:
     if path is not None:
         with needs_extra("--html"):  # missed before a run, and not after it
             for module in ("page", "charts"):
@@ -90,7 +105,8 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    _check_html(options.html)
+    _check_extra(options.html)
+    check_targets({"--html": options.html})
     reports = [schema.load(path) for path in options.reports]
     if options.html is not None:
         _write(options.html, matrix.render(reports))
@@ -110,7 +126,7 @@ def _matrix(reports: list[dict[str, Any]]) -> Table:
             of_clause = statuses.setdefault(result["clause"], [set() for _ in reports])
             of_clause[column].add(result["status"])
     for clause in sorted(statuses):
-        cells = (next((each for each in _WORST_FIRST if each in found), "not run") for found in statuses[clause])
+        cells = (next((each for each in _WORST_FIRST if each in found), "no result") for found in statuses[clause])
         table.add_row(clause, *(f"[bold red]{cell}[/]" if cell in _WORST_FIRST[:2] else cell for cell in cells))
     table.add_section()
     table.add_row("verdict", *(escape(report["verdict"]) for report in reports))

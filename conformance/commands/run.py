@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,17 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     pages = Pages(options)
-    if options.report and not options.report.absolute().parent.is_dir():
-        raise ValueError(f"--report must lie in a folder that exists, got {str(options.report)!r}")
+    # What ends a job in CI is told like Ctrl-C: the processes end, and what was done is reported.
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
+    try:
+        return _judge(options, pages)
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _judge(options: argparse.Namespace, pages: Pages) -> int:
     console = Console(stderr=pages.take_stdout)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:

@@ -51,6 +51,12 @@ def interrupt() -> None:
     time.sleep(60)
 
 
+def terminate() -> None:
+    """As what ends a job in CI would: the process that waits is told."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(60)
+
+
 def acting(acts: dict[tuple[int, torch.dtype], Callable[[], object]]) -> type[ReferenceSampling]:
     """A right sampler that does something before it draws, by vocabulary size and dtype."""
 
@@ -71,6 +77,7 @@ HALF, BRAIN = (4, torch.float16), (4, torch.bfloat16)
 deadly = acting({EIGHT: segfault, FOUR: say, SIX: break_device, HALF: leave, BRAIN: block})
 aborting = acting({EIGHT: os.abort, FOUR: os.abort})
 interrupting = acting({FOUR: interrupt})
+terminating = acting({FOUR: terminate})
 
 
 def dying(_vocab_size: int, _rng: torch.Generator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from conformance import commands
 from conformance.__main__ import main
 from conformance.clauses import CLAUSES
 
+ROOT = Path(__file__).parents[2]
 FEW = ("--only=top-p/crossing-token/each-gap", "--only=calls/empty")
 REFERENCE = ("run", "--in-process", "--sampler=reference:ReferenceSampling")
 BROKEN = ("run", "--in-process", "--sampler=tests.conformance.test_broken_samplers:ignores_top_p")
@@ -203,3 +205,37 @@ def test_it_lists_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(clause in listed for clause in CLAUSES)
     assert main(["explain", "top-p/crossing-token"]) == 0
     assert "the token that crosses p stays" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--report", "."], "--report must be a file that can be written, got '.'"),
+        (["--html", "."], "--html must be a file that can be written"),
+        (["--markdown", "."], "--markdown must be a file that can be written"),
+        (
+            ["--report", "same", "--html", "same"],
+            "--html must be another file than that of --report, got 'same' for both",
+        ),
+        (["--html", "-", "--markdown", "-"], "--markdown must be another file than that of --html"),
+    ],
+    ids=["report-folder", "html-folder", "markdown-folder", "report-is-html", "both-print"],
+)
+def test_a_target_that_cannot_be_written_is_refused_before_the_run(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REFERENCE, *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_a_run_that_is_told_to_end_reports_what_was_done(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    sampler = "tests.conformance.deadly:terminating"
+    command = ["run", "--sampler", sampler, "--only", "top-p/crossing-token", "--report", str(path)]
+    done = subprocess.run([sys.executable, "-m", "conformance", *command], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 1
+    report = json.loads(path.read_text())
+    assert report["interrupted"]
+    assert report["counts"]["pass"] == 1

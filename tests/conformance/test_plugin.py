@@ -259,7 +259,7 @@ class TestMine(SamplingConformance):
         ("make_sampler = ReferenceSampling; limit = 0", "limit must be a number of seconds above 0, got 0"),
         (
             "make_sampler = ReferenceSampling; expected_failures = 'none.toml'",
-            "none.toml: expected_failures must be TOML that can be read: *",
+            "*none.toml: expected_failures must be TOML that can be read: *",
         ),
     ],
     ids=lambda value: value.rpartition("; ")[2] if "must" not in value else "",
@@ -299,3 +299,16 @@ import conformance.report
 assert conformance.report.Report is Report
     """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_expected_failures_are_seen_from_the_folder_of_the_class(project: pytest.Pytester) -> None:
+    entry = "[[expected-failure]]\nmatch = 'top-k/ties'\nreason = 'no'\nlink = 'https://example.org'\n"
+    folder = project.mkdir("sub")
+    folder.joinpath("expected.toml").write_text(entry)
+    folder.joinpath("test_sub.py").write_text(
+        "from conformance import SamplingConformance\nfrom tests.conformance.samplers import make\n\n\n"
+        "class TestMine(SamplingConformance):\n    make_sampler = staticmethod(make('exactly-k'))\n"
+        "    only = 'top-k/ties/tied-k'\n    expected_failures = 'expected.toml'\n"
+    )
+    found = project.runpytest_inprocess("sub", "-q", "-p", "no:cacheprovider")
+    assert found.parseoutcomes().get("xfailed") == 1
