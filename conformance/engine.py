@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,10 +57,6 @@ class EngineContext:
         }
         self.paused_request_count = 2
         self.total_request_count = active + self.paused_request_count
-
-    def clone(self) -> EngineContext:
-        """The same parameters in memory of its own."""
-        return copy.deepcopy(self)
 
 
 def plain_context(

@@ -34,7 +34,7 @@ class Manner:
     gather: names logits rows by gather_indices; else they are laid out slot by slot.
     index_dtype, index_device ("cpu" or "same"), index_padding, index_step: of both index tensors; entries
         are `index_step` apart in memory.
-    promise: pass the flags of `filter_flags`; else False for both.
+    promise: pass what `Subject.flags` may promise; else False for both.
     """
 
     name: str = "plain"

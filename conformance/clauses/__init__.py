@@ -199,6 +199,7 @@ def plan(tier: Tier, claims: Claims | None = None) -> Iterator[tuple[Clause, Cas
 from conformance.clauses import (  # noqa: E402  # they register themselves with what is defined above
     calls,
     claims,
+    contexts,
     coupling,
     drawing,
     errors,
@@ -213,7 +214,8 @@ from conformance.clauses import (  # noqa: E402  # they register themselves with
 )
 
 __all__ = [
-    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "claims", "clause", "coupling", "drawing", "errors", "errors_beside",
-    "graphs", "invalid", "isolation", "law", "log_probs", "metamorphic", "needs_cuda", "needs_invalid_rows",
-    "needs_memory", "needs_plain_context", "needs_slots", "one_call", "plan", "randomness", "tier_of",
+    "CLAUSES", "TIERS", "Clause", "Tier", "calls", "claims", "clause", "contexts", "coupling", "drawing", "errors",
+    "errors_beside", "graphs", "invalid", "isolation", "law", "log_probs", "metamorphic", "needs_cuda",
+    "needs_invalid_rows", "needs_memory", "needs_plain_context", "needs_slots", "one_call", "plan", "randomness",
+    "tier_of",
 ]  # fmt: skip

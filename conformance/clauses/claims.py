@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from conformance.cases import Case, values
-from conformance.clauses import clause
+from conformance.clauses import Tier, clause
 from conformance.clauses.law import draws_follow_law
 from conformance.evidence import Evidence, exact
 from conformance.evidence.support import support
@@ -16,35 +16,35 @@ from conformance.subject import Subject
 _FOUR = values([1.0, 2.0, 4.0, 3.0], [1.0, 4.0, 2.0, 4.0])
 
 
-def _zero(name: str, refusal: str) -> None:
-    """A clause: that zero means what is claimed, for a sampler that takes it."""
-    symbol = {"temperature": "T", "top_k": "k", "top_p": "p"}[name]
-    meaning = {
-        "temperature": "greedy where 0 is among greedy_temperatures; else it acts as 1e-6",
-        "top_p": "off where 0 is in top_p_off; else only the most probable token is kept",
-    }[name]
-    clause(
-        f"claims/{name.replace('_', '-')}-zero",
-        f"{symbol} = 0 means {meaning}.",
-        {"temperature": "claims.greedy_temperatures", "top_p": "claims.top_p_off"}[name],
-        lambda tier: [
-            Case(
-                f"{symbol}0",
-                _FOUR,
-                4,
-                (0.0,) * 2 if name == "temperature" else (1.0, 0.7),
-                draws=tier.draws // 16,
-                literal=(name,),
-            )
-        ],
-        statistical=True,
-        reproduce="draws",
-        not_applicable=lambda subject: f"{refusal} is refused" if refusal in subject.claims.refuses else None,
-    )(draws_follow_law)
+def _literal(case: str, name: str, temperature: tuple[float, ...]) -> Callable[[Tier], list[Case]]:
+    """A case in which that parameter is 0, also for a sampler that has another value for what 0 means here."""
+    return lambda tier: [Case(case, _FOUR, 4, temperature, draws=tier.draws // 16, literal=(name,))]
 
 
-_zero("temperature", "temperature 0")
-_zero("top_p", "top_p 0")
+def _unless_refused(what: str) -> Callable[[Subject], str | None]:
+    return lambda subject: f"{what} is refused" if what in subject.claims.refuses else None
+
+
+@clause(
+    "claims/temperature-zero",
+    "T = 0 is greedy where 0 is among greedy_temperatures; else it acts as 1e-6.",
+    "claims.greedy_temperatures",
+    _literal("T0", "temperature", (0.0, 0.0)),
+    statistical=True,
+    reproduce="draws",
+    not_applicable=_unless_refused("temperature 0"),
+)
+@clause(
+    "claims/top-p-zero",
+    "p = 0 is off where 0 is in top_p_off; else only the most probable token is kept.",
+    "claims.top_p_off",
+    _literal("p0", "top_p", (1.0, 0.7)),
+    statistical=True,
+    reproduce="draws",
+    not_applicable=_unless_refused("top_p 0"),
+)
+def _zero(subject: Subject, case: Case, alpha: float) -> Iterator[Evidence]:
+    yield from draws_follow_law(subject, case, alpha)
 
 
 @clause(

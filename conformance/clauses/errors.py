@@ -138,20 +138,30 @@ def _refused(subject: Subject, case: Case, _alpha: float) -> Iterator[Evidence]:
         call["output"] = output
     state = rng.get_state()
     before = logits.clone()
-    message = "no error"
-    try:
-        spoilt = spoil(call)
-        sampler.sample_kernel(spoilt.pop("logits"), spoilt.pop("n"), spoilt.pop("context"), **spoilt)
-    except ValueError as error:
-        message = f"ValueError: {error}"
-    except Exception as error:  # noqa: BLE001  # any other error is what the clause forbids
-        message = f"{type(error).__name__}: {error}"
-    named = message.startswith("ValueError") and re.search(rf"\b{argument}\b", message) is not None
-    yield exact("the error", passed=named, observed=message.splitlines()[0],
-                allowed=f"a ValueError that names {argument}")  # fmt: skip
+    message = message_of(lambda: _sample(sampler, spoil(call)))
+    yield names(argument, message)
     observed = {
         "generator moved": not torch.equal(state, rng.get_state()),
         "output written": bool((output != -77).any()),
         "logits changed": not torch.equal(before, logits),
     }
     yield exact("what the call left behind", passed=not any(observed.values()), observed=observed, allowed="nothing")
+
+
+def _sample(sampler: Any, call: Call) -> None:
+    sampler.sample_kernel(call.pop("logits"), call.pop("n"), call.pop("context"), **call)
+
+
+def message_of(call: Callable[[], object]) -> str:
+    """The first line of the error that a call raises, with its kind."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # any error but a ValueError is what the clauses forbid
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "no error"
+
+
+def names(argument: str, message: str) -> Evidence:
+    """Whether it is a ValueError that names the argument."""
+    named = message.startswith("ValueError") and re.search(rf"\b{argument}\b", message) is not None
+    return exact("the error", passed=named, observed=message, allowed=f"a ValueError that names {argument}")

@@ -18,8 +18,6 @@ from conformance.evidence.counts import follows_law
 from conformance.evidence.support import support
 from conformance.subject import Manner, Subject
 
-DISTINCT = tuple((0.01,) * i + (0.93,) + (0.01,) * (7 - i) for i in range(8))
-
 
 def _batch(tier: Tier) -> Iterator[Case]:
     yield from for_each_mix(Case("batch", normal(8, 1000, 13), 1000, tuple(0.2 * i for i in range(8)), dtype="bf16",

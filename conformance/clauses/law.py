@@ -109,7 +109,7 @@ def ties_follow_law(subject: Subject, case: Case, alpha: float) -> Iterator[Evid
         for rule in ("lowest-index", "keep-all")
     )
     tied = in_band(law)
-    ids = subject.draw(case, case.draws)  # the same draws again
+    ids = subject.draw(case, case.draws)  # once more, which only samplers with this claim pay for
     slots = tied.any(1).nonzero()[:, 0].tolist()
     # Few tokens: their masses' errors, a running sum's, and the grid at both ends.
     slack = math.expm1(2 * float(law.log_error.max())) + sum_error(case.vocab_size) + 2 * law.grid

@@ -44,16 +44,13 @@ class Pages:
         parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page for a browser")
         parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write a summary; - prints it")
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, **others: Path | None) -> None:
+        """others: files that are written besides, by the name of their option."""
         self.html: Path | None = options.html
         self.markdown: Path | None = options.markdown
         self.take_stdout = STDOUT in {self.html, self.markdown}
         _check_extra(self.html)
-        check_targets(
-            {"--report": options.report, "--html": self.html, "--markdown": self.markdown}
-            if hasattr(options, "sampler")  # `render` reads the report
-            else {"--html": self.html, "--markdown": self.markdown}
-        )
+        check_targets(**others, html=self.html, markdown=self.markdown)
 
     def __bool__(self) -> bool:
         return self.html is not None or self.markdown is not None
@@ -66,10 +63,11 @@ class Pages:
             _write(self.markdown, markdown.summary(report))
 
 
-def check_targets(targets: dict[str, Path | None]) -> None:
+def check_targets(**targets: Path | None) -> None:
     """Raise a ValueError for an option whose file cannot be written, or is another's too, before anything runs."""
     taken: dict[Path, str] = {}
-    for option, path in targets.items():
+    for name, path in targets.items():
+        option = f"--{name}"
         if path is None:
             continue
         if path != STDOUT and not path.absolute().parent.is_dir():
@@ -106,7 +104,7 @@ def _render(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     _check_extra(options.html)
-    check_targets({"--html": options.html})
+    check_targets(html=options.html)
     reports = [schema.load(path) for path in options.reports]
     if options.html is not None:
         _write(options.html, matrix.render(reports))

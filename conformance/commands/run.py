@@ -52,7 +52,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    pages = Pages(options)
+    pages = Pages(options, report=options.report)
     # What ends a job in CI is told like Ctrl-C: the processes end, and what was done is reported.
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None

@@ -12,8 +12,6 @@ from torch import Tensor
 from reference import LawOptions, law
 from tests.reference.helpers import DTYPES, bits, ids, law_of, log_of, log_rounding, row
 
-LN = math.log
-
 
 class Case(NamedTuple):
     probs: list[float]  # the row is log(probs), T = 1
