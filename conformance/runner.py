@@ -114,7 +114,7 @@ class Run:
         expected = load(expected_failures) if expected_failures is not None else None
         self._limit = checked(limit)
         chosen_tier = tier_of(tier, draws)
-        device = _device(device)
+        device = device_of(device)
         claims = Claims.of(make_sampler if claims is None else SimpleNamespace(claims=claims))
         name = name or name_of(make_sampler)
         self.subject = Subject(make_sampler, claims, device, name, tier, seed)
@@ -230,7 +230,8 @@ class Run:
             )
 
 
-def _device(device: str | torch.device) -> torch.device:
+def device_of(device: str | torch.device) -> torch.device:
+    """The device of that name. Raises ValueError for one that this machine has not, or that no sampler is judged on."""
     try:
         device = torch.device(device)
     except RuntimeError as error:

@@ -1,0 +1,165 @@
+"""Samplers as people put them together, to compare with: on plain torch, and on FlashInfer's kernels.
+
+They take what the timings give them and check nothing. What does not change from call to call is prepared at the first
+call with a context. Both filters act on the whole distribution where one kernel applies both ("joint").
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Parameters(NamedTuple):
+    """Of the requests, [n] each on the device; what is off is 1 (T of greedy rows), V or 1.
+
+    greedy: rows whose temperature is 0, or None where there is none. top_k, top_p: whether some row filters.
+    """
+
+    temperature: Tensor
+    k: Tensor
+    p: Tensor
+    greedy: Tensor | None
+    top_k: bool
+    top_p: bool
+
+
+class _Baseline:
+    claims: ClassVar[dict[str, Any]] = {
+        "filter_order": "joint", "output": False, "argument_errors": False, "token_log_probs": False,
+        "speculative": False, "sync_free": False,
+    }  # fmt: skip
+
+    def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
+        self.vocab_size, self.rng = vocab_size, rng
+        self._prepared: dict[int, tuple[Any, _Parameters]] = {}
+
+    def sample_kernel(
+        self, logits: Tensor, n: int, context: Any, *, gather_indices: Tensor | None = None, **_promises: bool
+    ) -> Tensor:
+        """See `reference.Sampling.sample_kernel`; without a token-to-request map, and without `output`."""
+        given = self._parameters(context)
+        rows = logits[:n] if gather_indices is None else logits[gather_indices[:n].to(torch.int64)]
+        ids = self._draw(rows, given).to(torch.int64)
+        return ids if given.greedy is None else torch.where(given.greedy, rows.argmax(1), ids)
+
+    def log_probs_kernel(self, logits: Tensor, context: Any) -> Tensor:
+        """See `reference.Sampling.log_probs_kernel`; without a map, and not for greedy rows."""
+        given = self._parameters(context)
+        if not (given.top_k or given.top_p):
+            return torch.log_softmax(logits.float() / given.temperature[:, None], dim=-1)
+        return self._filtered(logits, given).log()
+
+    def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
+        raise NotImplementedError
+
+    def _filtered(self, rows: Tensor, given: _Parameters) -> Tensor:
+        """Probabilities, renormalised, [n, V]."""
+        raise NotImplementedError
+
+    def _parameters(self, context: Any) -> _Parameters:
+        if id(context) not in self._prepared:
+            view = context.gpu_view
+            greedy, off_k, off_p = view.temperature == 0, view.top_k == 0, view.top_p == 0
+            self._prepared[id(context)] = (
+                context,
+                _Parameters(
+                    torch.where(greedy, 1.0, view.temperature),
+                    torch.where(off_k, self.vocab_size, view.top_k),
+                    torch.where(off_p, 1.0, view.top_p),
+                    greedy if bool(greedy.any()) else None,
+                    not bool(off_k.all()),
+                    not bool(off_p.all()),
+                ),
+            )
+        return self._prepared[id(context)][1]
+
+
+class TorchComposition(_Baseline):
+    """softmax, a sort where something filters, `torch.multinomial`: what works everywhere."""
+
+    # The order of the sort decides among ties.
+    claims: ClassVar[dict[str, Any]] = {**_Baseline.claims, "top_k_ties": "any", "top_p_ties": "any"}
+
+    def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
+        return torch.multinomial(self._filtered(rows, given), 1, generator=self.rng)[:, 0]
+
+    def _filtered(self, rows: Tensor, given: _Parameters) -> Tensor:
+        probs = torch.softmax(rows.float() / given.temperature[:, None], dim=-1)
+        if not (given.top_k or given.top_p):
+            return probs
+        ordered, order = probs.sort(dim=-1, descending=True)
+        if given.top_p:
+            ordered[ordered.cumsum(-1) - ordered >= given.p[:, None]] = 0
+        if given.top_k:
+            ordered[torch.arange(ordered.shape[1], device=rows.device) >= given.k[:, None]] = 0
+        kept = torch.zeros_like(probs).scatter_(-1, order, ordered)
+        return kept / kept.sum(-1, keepdim=True)
+
+
+class _OnFlashInfer(_Baseline):
+    def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
+        super().__init__(vocab_size, rng)
+        try:
+            self._kernels: Any = import_module("flashinfer").sampling
+        except ImportError as error:
+            raise ValueError(
+                f"this baseline needs `pip install 'sampling-conformance[flashinfer]'`: {error}"
+            ) from error
+
+    def _from_probs(self, probs: Tensor, given: _Parameters) -> Tensor:
+        kernels: Any = self._kernels
+        drawn: Tensor
+        if given.top_k and given.top_p:
+            drawn = kernels.top_k_top_p_sampling_from_probs(
+                probs, given.k, given.p, filter_apply_order="joint", generator=self.rng
+            )
+        elif given.top_k:
+            drawn = kernels.top_k_sampling_from_probs(probs, given.k, generator=self.rng)
+        elif given.top_p:
+            drawn = kernels.top_p_sampling_from_probs(probs, given.p, generator=self.rng)
+        else:
+            drawn = kernels.sampling_from_probs(probs, generator=self.rng)
+        return drawn
+
+
+class FlashInferComposition(_OnFlashInfer):
+    """As users and documentation put it together: `logits / T` in float32, `torch.softmax`, one FlashInfer kernel.
+
+    Batches in which both filters are in use go to `top_k_top_p_sampling_from_logits`, top-k first.
+    """
+
+    claims: ClassVar[dict[str, Any]] = {**_Baseline.claims, "filter_order": "top-k-first"}
+
+    def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
+        scaled = rows.float() / given.temperature[:, None]
+        if given.top_k and given.top_p:
+            drawn: Tensor = self._kernels.top_k_top_p_sampling_from_logits(scaled, given.k, given.p, generator=self.rng)
+            return drawn
+        return self._from_probs(torch.softmax(scaled, dim=-1), given)
+
+    def _filtered(self, rows: Tensor, given: _Parameters) -> Tensor:
+        probs = torch.softmax(rows.float() / given.temperature[:, None], dim=-1)
+        probs = self._kernels.top_k_renorm_probs(probs, given.k)
+        kept: Tensor = self._kernels.top_p_renorm_probs(probs, given.p)
+        return kept
+
+
+class FlashInferPath(_OnFlashInfer):
+    """FlashInfer's own fast path: its softmax with temperature, then the kernel that the batch needs."""
+
+    def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
+        return self._from_probs(self._softmax(rows, given), given)
+
+    def _filtered(self, rows: Tensor, given: _Parameters) -> Tensor:
+        probs = self._softmax(rows, given)
+        if given.top_k:
+            probs = self._kernels.top_k_renorm_probs(probs, given.k)
+        return self._kernels.top_p_renorm_probs(probs, given.p) if given.top_p else probs
+
+    def _softmax(self, rows: Tensor, given: _Parameters) -> Tensor:
+        probs: Tensor = self._kernels.softmax(rows.float(), temperature=given.temperature)
+        return probs

@@ -1,0 +1,277 @@
+"""What is timed: a sampler, or the bare read, on a workload. Lanes are ready to run, and keep what they drew."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from conformance.evidence import Evidence, exact, log_probs, pit
+from conformance.evidence.support import support
+from conformance.measure.clock import Call, Clock, Kind
+from conformance.measure.workload import Workload, make_logits
+from conformance.subject import NO_PROMISE, Subject
+from reference import Law, law
+
+ALPHA = 1e-9
+"""False alarms of the law check of one lane. A thousand lanes then raise one in a million runs."""
+
+_WARM_UP = 3
+_MOST_CALLS = 32
+_HOST_CALLS = 10
+"""Few enough that the queue of launches never fills: 1,024 of them on today's drivers."""
+
+_MOST_GRAPHS = 8
+_LEAST_NODES = 4
+"""Of a graph of bare reads. As many as the sets of logits that `CudaClock` gives at least: else some would be warm."""
+
+_CHECKED_LOGITS = {"cpu": 2**20, "cuda": 2**27}
+"""Logits whose law is computed for the check of a workload: about a second on one core, or on an H200."""
+
+
+class Inputs:
+    """The logits of a workload, as many sets as its lanes take in turn, and the law of the first few.
+
+    logits: sets of [rows, V], views of one tensor. checked: so many sets have a law.
+    """
+
+    def __init__(self, workload: Workload, clock: Clock, device: torch.device, tensors: dict[Any, Tensor]) -> None:
+        """tensors: kept between workloads that can share them."""
+        self.workload, self.device = workload, device
+        sets = clock.inputs(workload.read_bytes)
+        of = (workload.logits_kind, workload.rows * sets, workload.vocab_size, workload.dtype)
+        if of not in tensors:
+            tensors[of] = make_logits(*of, device)
+        self.logits: list[Tensor] = list(tensors[of].split(workload.rows))
+        rows = workload.gather_indices()
+        self.gather_indices = None if rows is None else rows.to(device)
+        whole = _CHECKED_LOGITS[device.type] // (workload.n * workload.vocab_size)
+        self.checked = min(sets, max(1, whole))
+        self.checked_slots = min(workload.n, max(1, _CHECKED_LOGITS[device.type] // workload.vocab_size))
+        self._laws: dict[Any, Law] = {}
+
+    def law(self, subject: Subject, index: int) -> Law:
+        """The law of the slots that are checked of a set, as the sampler's claims choose it."""
+        options = subject.claims.options
+        if (index, options) not in self._laws:
+            slots = self.checked_slots
+            logits = self.logits[index]
+            rows = logits[:slots] if self.gather_indices is None else logits[self.gather_indices[:slots].long()]
+            columns: Any = subject.own_values(self.workload.vocab_size, *self.workload.parameters())
+            if "logprobs" in self.workload.options and subject.claims.log_probs == "raw":
+                columns = [1.0] * slots, [0] * slots, [0.0] * slots
+            dtypes = (torch.float32, torch.int32, torch.float32)
+            given = (
+                torch.tensor(x[:slots], dtype=dtype, device=self.device)
+                for x, dtype in zip(columns, dtypes, strict=True)
+            )
+            self._laws[index, options] = law(rows, *given, options=options)
+        return self._laws[index, options]
+
+
+class Lane(Protocol):
+    """Something that is timed again and again."""
+
+    def time(self, kind: Kind, number: int) -> float:
+        """Seconds of one call, in round `number`."""
+
+    def check(self) -> list[Evidence]:
+        """Whether the calls that were timed did what they should."""
+
+
+class SamplerLane:
+    """A sampler on a workload.
+
+    Raises ValueError where its claims say that it cannot be given the workload.
+    """
+
+    def __init__(self, subject: Subject, inputs: Inputs, clock: Clock) -> None:
+        self._subject, self._inputs, self._clock = subject, inputs, clock
+        self.workload = inputs.workload
+        if "logprobs" in self.workload.options and subject.claims.log_probs == "none":
+            raise ValueError(f"case must not ask for log-probs, which {subject.name} has not, got {self.workload.id!r}")
+        self._sampler, self._context, self.call = self._made()
+        self._drawn: dict[int, list[Tensor]] = {}
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._captured: dict[str, Any] = {}
+        self._calls = self._calls_a_round()
+
+    def some_call(self) -> object:
+        """One call, on the first set of logits."""
+        return self.call(self._inputs.logits[0])
+
+    def time(self, kind: Kind, number: int) -> float:
+        """See `Lane.time`. Of what the last call of the round gave, a copy is kept for `check`, where it has a law."""
+        if kind == "graph":
+            return self._time_graph(number)
+        sets, last = len(self._inputs.logits), number % self._inputs.checked
+        if kind == "warm":
+            indices = [last] * self._calls
+        else:
+            number_of = _HOST_CALLS if kind == "host" else min(self._calls, sets)
+            indices = [(last - before) % sets for before in reversed(range(number_of))]
+        results: list[Tensor] = []
+
+        def one(index: int) -> None:
+            results[:] = [self.call(self._inputs.logits[index])]
+
+        calls = [partial(one, index) for index in indices]
+        if kind == "warm":
+            calls[0]()
+        seconds = self._clock.host(calls) if kind == "host" else self._clock.device(calls)
+        self._keep(last, results[0])
+        return seconds
+
+    def check(self) -> list[Evidence]:
+        """See `Lane.check`: every token kept has mass, and all together follow the law; or log-probs are the law's."""
+        found = []
+        values, slack = [], 0.0
+        for index, results in self._drawn.items():
+            law = self._inputs.law(self._subject, index)
+            if "logprobs" in self.workload.options:
+                width = self.workload.vocab_size
+                found += [each for result in results for each in log_probs.match_law(result[:, :width], law)]
+                continue
+            ids = torch.stack(results, dim=1)
+            found.append(support(ids, law))
+            if found[-1].passed:
+                values.append(pit.transform(ids, law, seed=index).flatten())
+                slack = max(slack, pit.slack(law))
+        if values:
+            found += pit.uniform("all draws together follow the law", torch.cat(values), slack, ALPHA, seed=0)
+        return found
+
+    def _made(self, **options: Any) -> tuple[Any, Any, Callable[..., Tensor]]:
+        """A sampler, its context, and the call: logits [rows, V] -> ids [n] or log-probs."""
+        subject, workload = self._subject, self.workload
+        sampler = subject.sampler(workload.vocab_size, subject.seed_of(workload.id, *options), **options)
+        context = subject.context_of(*subject.own_values(workload.vocab_size, *workload.parameters()))
+        if "logprobs" in workload.options:
+            return sampler, context, lambda logits: sampler.log_probs_kernel(logits, context)
+        flags = NO_PROMISE if "unpromised" in workload.options else subject.flags_of(context, workload.vocab_size)
+        call = partial(
+            sampler.sample_kernel, n=workload.n, context=context, gather_indices=self._inputs.gather_indices, **flags
+        )
+        return sampler, context, call
+
+    def _calls_a_round(self) -> int:
+        for index in range(_WARM_UP):
+            self.call(self._inputs.logits[index % 2])
+        self._clock.wait()
+        one = statistics.median(
+            self._clock.device([partial(self.call, self._inputs.logits[index % 2])]) for index in range(_WARM_UP)
+        )
+        return min(_MOST_CALLS, max(1, math.ceil(self._clock.target / one)))
+
+    def _time_graph(self, number: int) -> float:
+        graphs = self._graphs or self._capture()
+        last = number % min(self._inputs.checked, len(graphs))
+        order = [graphs[(last - before) % len(graphs)] for before in reversed(range(max(self._calls, len(graphs))))]
+        seconds = self._clock.device([graph.replay for graph in order])
+        self._keep(last, self._captured["outputs"][last])
+        return seconds
+
+    def _capture(self) -> list[torch.cuda.CUDAGraph]:
+        if not self._subject.claims.cuda_graph:
+            raise ValueError(f"time must not be 'graph' for {self._subject.name}, which claims no CUDA graphs")
+        sampler, context, call = self._made(enable_cuda_graph=True)
+        outputs = []
+        for logits in self._inputs.logits[:_MOST_GRAPHS]:
+            output = torch.empty(self.workload.n, dtype=torch.int64, device=self._subject.device)
+            step = (
+                partial(call, logits) if "logprobs" in self.workload.options else partial(call, logits, output=output)
+            )
+            step()  # compiles and allocates what a capture must not
+            self._clock.wait()
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self._subject.rng(sampler))
+            with torch.cuda.graph(graph):
+                outputs.append(step())
+            self._graphs.append(graph)
+        self._captured = {"sampler": sampler, "context": context, "outputs": outputs}  # alive as long as the graphs
+        return self._graphs
+
+    def _keep(self, index: int, result: Tensor) -> None:
+        kept = self._drawn.setdefault(index, [])
+        if "logprobs" in self.workload.options:
+            kept.clear()  # they are large, and the same each time
+        kept.append(result[: self._inputs.checked_slots].clone())
+
+
+class ReadLane:
+    """The bare read of a workload's logits: on a CUDA device each row's maximum, on a CPU a sum over their words.
+
+    Where rows are gathered, so many that lie side by side are read.
+    """
+
+    def __init__(self, inputs: Inputs, clock: Clock) -> None:
+        self._clock = clock
+        self.workload = inputs.workload
+        self._logits = [logits[: self.workload.n] for logits in inputs.logits]
+        self._read: Callable[[Tensor], Tensor] = _sum_of_words
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        if inputs.device.type == "cuda":
+            self._read = self._fastest()
+        once = self._seconds(1, 2)
+        self._calls = min(_MOST_CALLS, max(1, math.ceil(clock.target / once)))
+
+    def time(self, kind: Kind, number: int) -> float:
+        """See `Lane.time`."""
+        if kind == "host":
+            raise ValueError("time must not be 'host' where the bare read is the baseline: the host does nothing in it")
+        sets = {"cold": len(self._logits), "warm": 1, "graph": _MOST_GRAPHS}[kind]
+        return self._seconds(min(sets, len(self._logits)), self._calls, number)
+
+    def check(self) -> list[Evidence]:
+        """See `Lane.check`."""
+        logits = self._logits[0]
+        if self._read is _sum_of_words:
+            return []  # an operation of torch, whose result is no more than a reason to read
+        maxima = self._read(logits).amax(1)
+        right = bool((maxima == logits.amax(1).float()).all())
+        return [exact("the bare read gives each row's maximum", passed=right, observed=right, allowed=True)]
+
+    def _seconds(self, sets: int, calls: int, number: int = 0) -> float:
+        if self._read is _sum_of_words:
+            chosen = [self._logits[(number * calls + i) % sets] for i in range(calls)]
+            return self._clock.device([partial(self._read, each) for each in chosen])
+        return self._clock.device([self._graph(self._read, sets).replay]) / max(sets, _LEAST_NODES)
+
+    def _graph(self, read: Callable[[Tensor], Tensor], sets: int) -> torch.cuda.CUDAGraph:
+        """Several nodes a graph, so that the start of a graph and gaps between launches count little."""
+        if sets not in self._graphs:
+            read(self._logits[0])
+            self._clock.wait()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for node in range(max(sets, _LEAST_NODES)):
+                    read(self._logits[node % sets])
+            self._graphs[sets] = graph
+        return self._graphs[sets]
+
+    def _fastest(self) -> Callable[[Tensor], Tensor]:
+        from conformance.measure.read_kernel import candidates  # noqa: PLC0415  # Triton is there with CUDA alone
+
+        sets = len(self._logits)
+        best, least = None, math.inf
+        for read in candidates(self.workload.n, self.workload.vocab_size, self._logits[0].device):
+            self._graphs.clear()
+            replay: Call = self._graph(read, sets).replay
+            seconds = statistics.median(self._clock.device([replay]) for _ in range(5))
+            if seconds < least:
+                best, least = read, seconds
+        self._graphs.clear()
+        assert best is not None
+        return best
+
+
+def _sum_of_words(logits: Tensor) -> Tensor:
+    """A sum of int64 runs at memory speed on a core, a maximum of bf16 at half of it. Up to 14 bytes are left out."""
+    data = logits.view(-1).view(torch.uint8)
+    data = data[-data.storage_offset() % 8 :]
+    return data[: len(data) // 8 * 8].view(torch.int64).sum()
