@@ -100,6 +100,35 @@ class TorchComposition(_Baseline):
         return kept / kept.sum(-1, keepdim=True)
 
 
+class TorchInverseCdf(_Baseline):
+    """The careful way on plain torch: a stable sort of the logits, sums and a search in float64.
+
+    Its operations are those that `ReferenceSampling` consists of, so that the ratio of the two is much the same on
+    all CPUs.
+    """
+
+    claims: ClassVar[dict[str, Any]] = {**TorchComposition.claims, "filter_order": "top-k-first"}
+
+    def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
+        cdf = self._filtered(rows, given).cumsum(-1)
+        u = torch.rand(len(rows), 1, generator=self.rng, dtype=torch.float64, device=rows.device)
+        return torch.searchsorted(cdf, u * cdf[:, -1:], right=True)[:, 0]
+
+    def _filtered(self, rows: Tensor, given: _Parameters) -> Tensor:
+        probs = torch.softmax(rows.double() / given.temperature[:, None], dim=-1)
+        if not (given.top_k or given.top_p):
+            return probs
+        order = rows.sort(dim=-1, descending=True, stable=True).indices
+        ordered = probs.gather(-1, order)
+        if given.top_k:
+            ordered[torch.arange(ordered.shape[1], device=rows.device) >= given.k[:, None]] = 0
+            ordered /= ordered.sum(-1, keepdim=True)
+        if given.top_p:
+            ordered[ordered.cumsum(-1) - ordered >= given.p[:, None]] = 0
+        kept = torch.zeros_like(probs).scatter_(-1, order, ordered)
+        return kept / kept.sum(-1, keepdim=True)
+
+
 class _OnFlashInfer(_Baseline):
     def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
         super().__init__(vocab_size, rng)

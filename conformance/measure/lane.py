@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -99,6 +99,7 @@ class SamplerLane:
         self._drawn: dict[int, list[Tensor]] = {}
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._captured: dict[str, Any] = {}
+        self._patient = True
         self._calls = self._calls_a_round()
 
     def some_call(self) -> object:
@@ -123,7 +124,7 @@ class SamplerLane:
         calls = [partial(one, index) for index in indices]
         if kind == "warm":
             calls[0]()
-        seconds = self._clock.host(calls) if kind == "host" else self._clock.device(calls)
+        seconds = self._clock.host(calls) if kind == "host" else self._on_device(calls)
         self._keep(last, results[0])
         return seconds
 
@@ -164,7 +165,7 @@ class SamplerLane:
             self.call(self._inputs.logits[index % 2])
         self._clock.wait()
         one = statistics.median(
-            self._clock.device([partial(self.call, self._inputs.logits[index % 2])]) for index in range(_WARM_UP)
+            self._on_device([partial(self.call, self._inputs.logits[index % 2])]) for index in range(_WARM_UP)
         )
         return min(_MOST_CALLS, max(1, math.ceil(self._clock.target / one)))
 
@@ -172,8 +173,15 @@ class SamplerLane:
         graphs = self._graphs or self._capture()
         last = number % min(self._inputs.checked, len(graphs))
         order = [graphs[(last - before) % len(graphs)] for before in reversed(range(max(self._calls, len(graphs))))]
-        seconds = self._clock.device([graph.replay for graph in order])
+        seconds = self._on_device([graph.replay for graph in order])
         self._keep(last, self._captured["outputs"][last])
+        return seconds
+
+    def _on_device(self, calls: Sequence[Call]) -> float:
+        """Calls that waited for the device the last time will wait again: one try is enough until one does not."""
+        before = self._clock.exposed
+        seconds = self._clock.device(calls, patient=self._patient)
+        self._patient = self._clock.exposed == before
         return seconds
 
     def _capture(self) -> list[torch.cuda.CUDAGraph]:

@@ -13,7 +13,7 @@ import torch
 
 from conformance.claims import Claims
 from conformance.evidence import Evidence
-from conformance.measure.clock import KINDS, CudaClock, Kind, clock_of
+from conformance.measure.clock import KINDS, Kind, clock_of
 from conformance.measure.counts import Counts, count
 from conformance.measure.lane import Inputs, Lane, ReadLane, SamplerLane
 from conformance.measure.ratio import Ratio, paired_ratio
@@ -45,7 +45,7 @@ class Session:
     """Samplers on a device, ready to be timed.
 
     samplers: factories `make_sampler(vocab_size, rng)` by name, each with the claims that it states.
-    device: "cpu" or "cuda". On a CPU all runs in one thread, so that the other cores may be busy.
+    device: "cpu" or "cuda". On a CPU the process runs in one thread from then on, and keeps the memory that it frees.
 
     seconds: of each `Timed`, by the number of the round.
     """
@@ -58,8 +58,6 @@ class Session:
             name: Subject(make, Claims.of(make), self.device, name_of(make), "measure", 0)
             for name, make in samplers.items()
         }
-        if self.device.type == "cpu":
-            torch.set_num_threads(1)
         self.clock = clock_of(self.device)
         self.environment = {**environment(self.device), **card(self.device)}
         self.seconds: dict[Timed, dict[int, float]] = {}
@@ -136,7 +134,7 @@ class Session:
     @property
     def exposed(self) -> int:
         """How many times calls waited for the device, so that their time on it holds time of the host."""
-        return self.clock.exposed if isinstance(self.clock, CudaClock) else 0
+        return self.clock.exposed
 
     @property
     def best_rate(self) -> float:

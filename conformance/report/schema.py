@@ -1,8 +1,9 @@
-"""Reads the file of a report, and says in one line what is wrong with one that is none."""
+"""Reads the file of a report, of whatever form, and says in one line what is wrong with one that is none."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,24 @@ from conformance.report.extra import needs_extra
 PATH = Path(__file__).with_name("schema.json")
 """The JSON schema of a report, draft 2020-12."""
 
+
+@dataclass(frozen=True)
+class Form:
+    """A form of reports: the file of its JSON schema, the version of that, and the command that writes such reports."""
+
+    path: Path
+    version: int
+    command: str
+
+
+RUN = Form(PATH, SCHEMA_VERSION, "run")
+
 _SHOWN = 120
 """Characters of a wrong value that are shown: enough to find it, and few enough for one line."""
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """The report in a file, as `Report.to_json` gave it.
+def load(path: str | Path, form: Form = RUN) -> dict[str, Any]:
+    """The report in a file, as the `to_json` of what made it gave it.
 
     Raises ValueError, one line that names the file: where it cannot be read, holds no JSON or no report, holds a report
     of another schema version, or breaks the schema (the first violation, with its place); where jsonschema is missing.
@@ -31,20 +44,20 @@ def load(path: str | Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"report {str(path)!r} must hold JSON: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or "schema" not in data:
-        raise ValueError(f"report {str(path)!r} must hold a report of `python -m conformance run --report`")
-    if data["schema"] != SCHEMA_VERSION:
-        raise ValueError(f"report {str(path)!r} must have schema {SCHEMA_VERSION}, got {_short(data['schema'])}")
-    if wrong := violation(data):
+        raise ValueError(f"report {str(path)!r} must hold a report of `python -m conformance {form.command} --report`")
+    if data["schema"] != form.version:
+        raise ValueError(f"report {str(path)!r} must have schema {form.version}, got {_short(data['schema'])}")
+    if wrong := violation(data, form):
         raise ValueError(f"report {str(path)!r} breaks its schema at {wrong}")
     return data
 
 
-def violation(data: Any) -> str:
+def violation(data: Any, form: Form = RUN) -> str:
     """Where data break the schema first, and how, in one line; empty where they do not.
 
     Raises ValueError where jsonschema is not installed.
     """
-    errors = sorted(_validator().iter_errors(data), key=lambda error: [str(part) for part in error.absolute_path])
+    errors = sorted(_validator(form).iter_errors(data), key=lambda error: [str(part) for part in error.absolute_path])
     if not errors:
         return ""
     error = errors[0]
@@ -55,10 +68,10 @@ def violation(data: Any) -> str:
 
 
 @cache
-def _validator() -> Any:
+def _validator(form: Form) -> Any:
     with needs_extra("reading a report"):
         from jsonschema import Draft202012Validator  # noqa: PLC0415  # optional
-    return Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
+    return Draft202012Validator(json.loads(form.path.read_text(encoding="utf-8")))
 
 
 def _refuse(name: str) -> None:
