@@ -14,6 +14,7 @@ nox.options.reuse_venv = "yes"  # torch is large
 nox.options.sessions = ["tests", "lint", "typecheck"]
 
 SAMPLERS = ("optimized:FlashInferSampling", "reference:ReferenceSampling")
+BASELINES = {"cpu": ("TorchComposition",), "cuda": ("FlashInferComposition", "FlashInferPath")}
 PACKAGES = ("conformance", "optimized", "reference")
 DEV = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["dev"]
 
@@ -50,7 +51,8 @@ def tests(session: nox.Session) -> None:
     session.install("-c", "constraints-cpu.txt", "-e", ".[dev]")
     # A process a core, each with one thread. Tests that need a GPU report themselves as not run.
     alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    session.run("python", "-m", "pytest", "-n", "auto", *session.posargs, env=alone)
+    options = "-n", "auto", "--benchmark-disable"  # benchmarks run once each, as tests
+    session.run("python", "-m", "pytest", *options, *session.posargs, env=alone)
 
 
 @nox.session(default=False)
@@ -88,6 +90,32 @@ def conformance_gpu(session: nox.Session) -> None:
     python = gpu_python(session)
     for sampler in SAMPLERS:
         judge(session, python, sampler, "--tier", "full", "--device", "cuda")
+
+
+def speed_python(session: nox.Session, gpu: str, cpu: str) -> tuple[str, str]:
+    """Install what a session on speed needs. Returns the Python, and the one of the two that this machine is for."""
+    if GPU_BACKEND == "none":
+        session.log(f"a CUDA device and FlashInfer are here: {gpu}")
+        return gpu_python(session), gpu
+    session.log(f"no CUDA device with FlashInfer here: {cpu}")
+    session.install("-c", "constraints-cpu.txt", "-e", ".[benchmark,report]")
+    return "python", cpu
+
+
+@nox.session(default=False, venv_backend=GPU_BACKEND)
+def gate(session: nox.Session) -> None:
+    """Hold a sampler to its speed budgets: the dispatcher where there is a GPU, else the reference."""
+    python, budgets = speed_python(session, *(f"tests/benchmarks/budgets-{kind}.toml" for kind in ("h200", "cpu")))
+    session.run(python, "-m", "conformance", "gate", "--budgets", budgets, *session.posargs)
+
+
+@nox.session(default=False, venv_backend=GPU_BACKEND)
+def bench(session: nox.Session) -> None:
+    """Time the samplers here and what they are compared with, on the GPU where there is one."""
+    python, device = speed_python(session, "cuda", "cpu")
+    named = [*SAMPLERS, *(f"conformance.measure.baselines:{name}" for name in BASELINES[device])]
+    samplers = [option for name in named for option in ("--sampler", name)]
+    session.run(python, "-m", "conformance", "bench", "--device", device, *samplers, *session.posargs)
 
 
 @nox.session(default=False)

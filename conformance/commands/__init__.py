@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from conformance.commands import gate, pages, run, specification
+from conformance.commands import bench, gate, pages, run, specification
 
 
 class _Parser(argparse.ArgumentParser):
@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     run.add_to(commands)
     pages.add_to(commands)
+    bench.add_to(commands)
     gate.add_to(commands)
     specification.add_to(commands)
     return whole

@@ -14,10 +14,12 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from conformance.commands.pages import STDOUT, check_targets
+from conformance.commands.signals import sigterm_interrupts
 from conformance.measure import budgets as files
 from conformance.measure.budgets import SAMPLER, Budgets
 from conformance.measure.gate import Judgement, Verdict, gate, new_budgets
 from conformance.measure.ratio import Ratio
+from conformance.report.markdown import inert
 from conformance.siblings import load
 
 _COLOUR = {"pass": "green", "fail": "bold red", "undecided": "yellow", "wrong": "bold red"}
@@ -48,17 +50,21 @@ def _gate(options: argparse.Namespace) -> int:
     check_targets(report=options.report, markdown=options.markdown)
     if options.rebase and (options.sampler or options.against):
         raise ValueError("--rebase must be without --sampler and --against: the file is about its own samplers")
+    if options.rebase:
+        files.rewriter()  # missed before a run, and not after it
     budgets = files.load(options.budgets)
     samplers = _samplers(options, budgets)
     console = Console(stderr=options.markdown == STDOUT)
-    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as bar:
+    columns = TextColumn("{task.description}"), TextColumn("round {task.completed}"), TimeElapsedColumn()
+    # Drawn between rounds alone: a thread that draws would take its time from the calls that are timed.
+    with sigterm_interrupts(), Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("starting", total=None)
         judgement = gate(
             budgets,
             samplers,
             undecided=options.undecided,
             only=options.only,
-            progress=lambda what: bar.update(task, advance=1, description=f"timing {what}"),
+            progress=lambda what: bar.update(task, advance=1, description=f"timing {what}", refresh=True),
         )
     if options.report:
         judgement.write(options.report)
@@ -126,8 +132,9 @@ def _show(judgement: Judgement, console: Console) -> None:
 
 def _markdown(judgement: Judgement) -> str:
     first, *rest = _summary(judgement)
-    lines = [f"**{first}**", "", *(f"- {line}" for line in rest), "", "| " + " | ".join(_HEADER) + " |"]
-    lines += ["|" + "---|" * len(_HEADER), *("| " + " | ".join(_cells(each)) + " |" for each in judgement.verdicts)]
+    lines = [f"**{inert(first)}**", "", *(f"- {inert(line)}" for line in rest), "", f"| {' | '.join(_HEADER)} |"]
+    lines.append("|" + "---|" * len(_HEADER))
+    lines += [f"| {' | '.join(map(inert, _cells(each)))} |" for each in judgement.verdicts]
     return "\n".join(lines) + "\n"
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from conformance.clauses import TIERS
 from conformance.commands.pages import Pages
+from conformance.commands.signals import sigterm_interrupts
 from conformance.limit import LIMIT
 from conformance.report.table import show
 from conformance.runner import check
@@ -53,14 +52,8 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     pages = Pages(options, report=options.report)
-    # What ends a job in CI is told like Ctrl-C: the processes end, and what was done is reported.
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
-    try:
+    with sigterm_interrupts():
         return _judge(options, pages)
-    finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _judge(options: argparse.Namespace, pages: Pages) -> int:

@@ -1,11 +1,12 @@
 """Samplers as people put them together, to compare with: on plain torch, and on FlashInfer's kernels.
 
 They take what the timings give them and check nothing. What does not change from call to call is prepared at the first
-call with a context. Both filters act on the whole distribution where one kernel applies both ("joint").
+call with a context.
 """
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,9 +15,9 @@ from torch import Tensor
 
 
 class _Parameters(NamedTuple):
-    """Of the requests, [n] each on the device; what is off is 1 (T of greedy rows), V or 1.
+    """Of the requests, [n] each on the device; T of greedy rows is 1, a k that is off V.
 
-    greedy: rows whose temperature is 0, or None where there is none. top_k, top_p: whether some row filters.
+    greedy: rows whose temperature is 0, or None where there is none. top_k, top_p, both: whether some row uses that.
     """
 
     temperature: Tensor
@@ -25,6 +26,7 @@ class _Parameters(NamedTuple):
     greedy: Tensor | None
     top_k: bool
     top_p: bool
+    both: bool
 
 
 class _Baseline:
@@ -32,6 +34,9 @@ class _Baseline:
         "filter_order": "joint", "output": False, "argument_errors": False, "token_log_probs": False,
         "speculative": False, "sync_free": False,
     }  # fmt: skip
+
+    _p_off = 2.0
+    """A p that no sum reaches: in float32 a sum over part of a row comes to 1 before its tail."""
 
     def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
         self.vocab_size, self.rng = vocab_size, rng
@@ -47,11 +52,16 @@ class _Baseline:
         return ids if given.greedy is None else torch.where(given.greedy, rows.argmax(1), ids)
 
     def log_probs_kernel(self, logits: Tensor, context: Any) -> Tensor:
-        """See `reference.Sampling.log_probs_kernel`; without a map, and not for greedy rows."""
+        """See `reference.Sampling.log_probs_kernel`; without a map."""
         given = self._parameters(context)
-        if not (given.top_k or given.top_p):
-            return torch.log_softmax(logits.float() / given.temperature[:, None], dim=-1)
-        return self._filtered(logits, given).log()
+        if given.top_k or given.top_p:
+            log_probs = self._filtered(logits, given).log().float()
+        else:
+            log_probs = torch.log_softmax(logits.float() / given.temperature[:, None], dim=-1)
+        if given.greedy is None:
+            return log_probs
+        chosen = torch.full_like(log_probs, -math.inf).scatter_(1, logits.argmax(1, keepdim=True), 0.0)
+        return torch.where(given.greedy[:, None], chosen, log_probs)
 
     def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
         raise NotImplementedError
@@ -69,10 +79,11 @@ class _Baseline:
                 _Parameters(
                     torch.where(greedy, 1.0, view.temperature),
                     torch.where(off_k, self.vocab_size, view.top_k),
-                    torch.where(off_p, 1.0, view.top_p),
+                    torch.where(off_p, self._p_off, view.top_p),
                     greedy if bool(greedy.any()) else None,
                     not bool(off_k.all()),
                     not bool(off_p.all()),
+                    not bool((off_k | off_p).all()),
                 ),
             )
         return self._prepared[id(context)][1]
@@ -130,6 +141,9 @@ class TorchInverseCdf(_Baseline):
 
 
 class _OnFlashInfer(_Baseline):
+    claims: ClassVar[dict[str, Any]] = {**_Baseline.claims, "filter_order": "top-k-first"}
+    _p_off = 1.0  # as its documentation has it
+
     def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
         super().__init__(vocab_size, rng)
         try:
@@ -143,8 +157,9 @@ class _OnFlashInfer(_Baseline):
         kernels: Any = self._kernels
         drawn: Tensor
         if given.top_k and given.top_p:
+            order = "top_k_first" if given.both else "joint"  # which are the same for rows that use one filter
             drawn = kernels.top_k_top_p_sampling_from_probs(
-                probs, given.k, given.p, filter_apply_order="joint", generator=self.rng
+                probs, given.k, given.p, filter_apply_order=order, generator=self.rng
             )
         elif given.top_k:
             drawn = kernels.top_k_sampling_from_probs(probs, given.k, generator=self.rng)
@@ -161,8 +176,6 @@ class FlashInferComposition(_OnFlashInfer):
     Batches in which both filters are in use go to `top_k_top_p_sampling_from_logits`, top-k first.
     """
 
-    claims: ClassVar[dict[str, Any]] = {**_Baseline.claims, "filter_order": "top-k-first"}
-
     def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
         scaled = rows.float() / given.temperature[:, None]
         if given.top_k and given.top_p:
@@ -178,7 +191,7 @@ class FlashInferComposition(_OnFlashInfer):
 
 
 class FlashInferPath(_OnFlashInfer):
-    """FlashInfer's own fast path: its softmax with temperature, then the kernel that the batch needs."""
+    """FlashInfer's own fast path that obeys the law: softmax with temperature, then the kernel that the batch needs."""
 
     def _draw(self, rows: Tensor, given: _Parameters) -> Tensor:
         return self._from_probs(self._softmax(rows, given), given)

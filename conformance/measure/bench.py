@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from conformance.claims import Claims
 from conformance.measure.clock import KINDS, Kind
 from conformance.measure.counts import Counts
+from conformance.measure.lane import why_not
 from conformance.measure.ratio import LEAST_ROUNDS, Ratio
 from conformance.measure.result import CONFIDENCE, Bench, Calls, Finding, Missing, Row
 from conformance.measure.session import READ, Session, Timed, card
@@ -148,7 +148,7 @@ class _Together:
         """What can be timed by the claims of the samplers, with what the bare read has of it."""
         timed = []
         for name, subject in self._session.subjects.items():
-            if why := _why_not(subject.claims, self._workload):
+            if why := why_not(subject.claims, self._workload):
                 self._miss(name, "", why)
                 continue
             kinds = (kind for kind in self._kinds if kind != "graph" or subject.claims.cuda_graph)
@@ -191,9 +191,9 @@ class _Together:
             wrong = [
                 Finding(each.asked, each.observed, each.allowed) for each in self._session.wrong(name, self._workload)
             ]
-        except Exception as error:  # noqa: BLE001  # results of another shape or type, which no check foresees
+        except Exception as error:  # noqa: BLE001  # what went wrong on a device shows when it is next asked
             self._stop_if_broken(name, _words(error))
-            wrong = [Finding("what the timed calls returned can be checked", _words(error), "no error")]
+            wrong = [Finding("the timed calls can be checked", _words(error), "no error")]
         if name != READ:
             self._works(lambda: counts.append(self._session.counts(name, self._workload)), name, "counts")
         return Calls(self._workload.id, name, next(iter(counts), None), wrong)
@@ -225,22 +225,6 @@ class _Together:
 
 def _samplers(timed: list[Timed]) -> list[str]:
     return list(dict.fromkeys(each.sampler for each in timed))
-
-
-def _why_not(claims: Claims, workload: Workload) -> str:
-    """Why a sampler cannot be given a workload, by its claims; "" where it can."""
-    both = workload.top_k and workload.top_p and "mixed" not in workload.options
-    if "logprobs" in workload.options and claims.log_probs == "none":
-        return "it claims no log-probs"
-    if both and "both filters" in claims.refuses:
-        return "it refuses both filters at once"
-    if "gather" in workload.options and claims.parameters_by == "row":
-        return "it takes parameters by the number of the row, and only the first n of the rows have some"
-    if "greedyrow" in workload.options and not claims.greedy_temperatures - (
-        {0.0} if "temperature 0" in claims.refuses else set()
-    ):
-        return "no temperature is greedy by its claims"
-    return ""
 
 
 def _kinds_missing(session: Session, kinds: list[Kind], *, every: bool) -> list[Missing]:

@@ -44,7 +44,7 @@ from typing import Any, get_args
 
 from conformance.measure.clock import CpuClock, CudaClock, Kind
 from conformance.measure.counts import COUNTS
-from conformance.measure.ratio import LEAST_ROUNDS
+from conformance.measure.ratio import LEAST_ROUNDS, least_rounds
 from conformance.measure.session import READ, Timed
 from conformance.measure.workload import Workload
 
@@ -105,6 +105,19 @@ class Budgets:
     confidence: float = 0.99
     undecided: str = "pass"
     margin: float = 0.05
+
+    @property
+    def looks(self) -> list[int]:
+        """After how many rounds it is tried to decide a budget."""
+        found = [self.rounds]
+        while found[-1] * 2 <= self.most_rounds:
+            found.append(found[-1] * 2)
+        return found
+
+    @property
+    def confidence_of_a_look(self) -> float:
+        """What the confidence leaves open is split evenly."""
+        return 1 - (1 - self.confidence) / len(self.looks)
 
 
 _TEXT = (lambda value: isinstance(value, str) and bool(value.strip()), "a line of text")
@@ -172,6 +185,8 @@ def load(path: str | Path) -> Budgets:
     if unused:
         raise ValueError(f"{path}: against must name samplers that some budget is over, got {unused}")
     made = Budgets(path, budgets=budgets, against=against, **data)
+    if made.rounds < (least := least_rounds(made.confidence_of_a_look)):
+        raise ValueError(f"{path}: rounds must be at least {least} for that confidence, got {made.rounds}")
     if made.most_rounds < made.rounds:
         raise ValueError(f"{path}: most_rounds must be at least rounds, {made.rounds}, got {made.most_rounds}")
     return made
@@ -214,18 +229,22 @@ def _check_keys(
             raise ValueError(f"{where}: {key} must be {allowed}, got {value!r}")
 
 
-def rebased(budgets: Budgets, at_most: Mapping[int, float], measured_on: str) -> str:
-    """The file's text with other numbers, and all else as it is. at_most: by the number of the budget.
-
-    Raises ValueError where tomlkit is not installed.
-    """
+def rewriter() -> Any:
+    """tomlkit. Raises ValueError where it is not installed."""
     try:
         import tomlkit  # noqa: PLC0415  # optional
     except ImportError as error:
         raise ValueError(f"--rebase needs `pip install 'sampling-conformance[benchmark]'`: {error}") from error
+    return tomlkit
+
+
+def rebased(budgets: Budgets, at_most: Mapping[int, float], measured_on: str) -> str:
+    """The file's text with other numbers, and all else as it is. at_most: by the number of the budget."""
+    tomlkit = rewriter()
     document = tomlkit.parse(budgets.path.read_text(encoding="utf-8"))
     entries: Any = document["budget"]
     for number, value in at_most.items():
         entries[number - 1]["at_most"] = int(value) if value == int(value) else value
     document["measured_on"] = measured_on
-    return tomlkit.dumps(document)
+    text: str = tomlkit.dumps(document)
+    return text

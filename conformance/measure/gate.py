@@ -14,11 +14,15 @@ from typing import Any, Literal
 from scipy.cluster.hierarchy import DisjointSet
 
 from conformance.measure.budgets import SAMPLER, Budget, Budgets
+from conformance.measure.lane import why_not
 from conformance.measure.ratio import Ratio
 from conformance.measure.session import READ, Session, Timed, card
 from conformance.measure.workload import Workload
 
 SCHEMA_VERSION = 1
+
+_LONGEST = 300
+"""Characters of an error. Those of CUDA running out of memory go on about settings."""
 
 Status = Literal["pass", "fail", "undecided", "wrong"]
 """Wrong: the calls that were timed did not do what they should, so that no time of theirs means anything."""
@@ -43,9 +47,10 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        interval = self.measured if isinstance(self.measured, Ratio) else Ratio(self.value, self.value, self.value, 0)
+        ratio = self.measured if isinstance(self.measured, Ratio) else Ratio(self.value, self.value, self.value, 0)
+        interval = {key: value if math.isfinite(value) else None for key, value in asdict(ratio).items()}
         of_budget = {key: value for key, value in asdict(self.budget).items() if value is not None}
-        return {"id": self.budget.id, "status": self.status, **asdict(interval), **of_budget, "note": self.note}
+        return {"id": self.budget.id, "status": self.status, **interval, **of_budget, "note": self.note}
 
 
 @dataclass
@@ -136,13 +141,18 @@ def gate(
     started = time.perf_counter()
     needed = {SAMPLER} | {each.over for each in chosen if each.over not in {None, READ}}
     session = Session({name: samplers[name] for name in samplers if name in needed}, budgets.device)
+    _check_claims(session, chosen)
     found = Judgement(
         session.subjects[SAMPLER].name, budgets, undecided or budgets.undecided, dict(session.environment)
     )
     left = list(chosen)
     try:
         for together in _together(chosen):
-            found.verdicts += _judged(session, budgets, together, progress)
+            try:
+                found.verdicts += _judged(session, budgets, together, progress)
+            except Exception as error:  # noqa: BLE001  # samplers raise what they like
+                words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+                found.verdicts += [Verdict(each, "wrong", math.nan, words) for each in together]
             left = [each for each in left if each not in together]
     except KeyboardInterrupt:
         found.not_run = [each.id for each in left]
@@ -180,9 +190,22 @@ def _together(budgets: list[Budget]) -> Iterator[list[Budget]]:
         yield [each for each in budgets if each.workload in workloads]
 
 
+def _check_claims(session: Session, budgets: list[Budget]) -> None:
+    for budget in budgets:
+        for sampler, workload, kind in budget.pair or ((SAMPLER, budget.workload, "cold"),):
+            if sampler == READ:
+                continue
+            subject = session.subjects[sampler]
+            why = why_not(subject.claims, workload)
+            if not why and kind == "graph" and not subject.claims.cuda_graph:
+                why = "it claims no CUDA graphs"
+            if why:
+                raise ValueError(f"budget must be one that {subject.name} can be held to, got {budget.id!r}: {why}")
+
+
 def _judged(session: Session, budgets: Budgets, together: list[Budget], progress: Progress | None) -> list[Verdict]:
     what = together[0].case
-    tell = partial(progress, what) if progress else lambda: None
+    tell: Callable[[], None] = partial(progress, what) if progress else _silent
     tell()
     measured = _measured(session, budgets, [each for each in together if each.pair], tell)
     measured |= {
@@ -192,7 +215,7 @@ def _judged(session: Session, budgets: Budgets, together: list[Budget], progress
     }
     timed = {of for each in together for of in each.pair or ()}
     wrong = {
-        key: "; ".join(f"{each.asked}: {each.observed}" for each in session.wrong(*key))
+        key: next((f"{each.asked}: {each.observed}" for each in session.wrong(*key)), "")
         for key in {(of.sampler, of.workload) for of in timed}
     }
     verdicts = [_verdict(each, measured[each.number], wrong) for each in together]
@@ -205,19 +228,15 @@ def _measured(
     session: Session, budgets: Budgets, ratios: list[Budget], progress: Callable[[], None]
 ) -> dict[int, Ratio | float]:
     """The ratio of each budget, from as many rounds as it takes to decide it."""
-    looks = [budgets.rounds]
-    while looks[-1] * 2 <= budgets.most_rounds:
-        looks.append(looks[-1] * 2)
-    confidence = 1 - (1 - budgets.confidence) / len(looks)
     found: dict[int, Ratio | float] = {}
     open_ones, done = ratios, 0
-    for rounds in looks:
+    for rounds in budgets.looks:
         pairs = {each.number: each.pair for each in open_ones if each.pair}
         if not pairs:
             break
         session.time((of for pair in pairs.values() for of in pair), rounds - done, progress)
         done = rounds
-        ratio = {number: session.ratio(*pair, confidence) for number, pair in pairs.items()}
+        ratio = {number: session.ratio(*pair, budgets.confidence_of_a_look) for number, pair in pairs.items()}
         found |= ratio
         open_ones = [each for each in open_ones if ratio[each.number].low <= each.at_most < ratio[each.number].high]
     return found
@@ -240,6 +259,10 @@ def _without_floor(verdict: Verdict, floors: list[str]) -> Verdict:
     if verdict.status != "pass" or not slow:
         return verdict
     return Verdict(verdict.budget, "undecided", verdict.measured, slow[0])
+
+
+def _silent() -> None:
+    """Nobody wants to know."""
 
 
 def _three_digits(value: float) -> float:

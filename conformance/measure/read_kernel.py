@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,11 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_SHAPES = ((2048, 4), (4096, 4), (8192, 8))
-"""Tokens that a program reads at a time, and its warps."""
-
-_STEPS = (1, 2, 4, 8)
-"""How often it does so: more for large batches, where a program must be worth its start."""
+_SHAPES = ((1024, 4, 2), (1024, 4, 4), (1024, 4, 8), (2048, 4, 1), (2048, 4, 2), (4096, 4, 1), (4096, 4, 2),
+           (4096, 8, 1), (4096, 8, 2), (8192, 8, 1), (8192, 8, 2))  # fmt: skip
+"""Tokens that a program reads at a time, its warps, and how often it does so. Of forty such on an H200, for n = 64 to
+1024 and V = 128,256 to 524,288, the best of these was within 5 % of the best of all."""
 
 
 @triton.jit
@@ -35,10 +33,8 @@ def _row_max_kernel(logits, maxima, width, parts, STEPS: tl.constexpr, BLOCK: tl
 def candidates(n: int, width: int, device: torch.device) -> list[Callable[[Tensor], Tensor]]:
     """Ways to read contiguous [n, width] logits. Each returns float32 [n, parts] maxima, in memory of its own."""
     found: list[Callable[[Tensor], Tensor]] = []
-    for (block, warps), steps in itertools.product(_SHAPES, _STEPS):
+    for block, warps, steps in _SHAPES:
         parts = -(-width // (block * steps))
-        if steps > 1 and block * steps >= 2 * width:
-            continue  # most of it would read nothing
         maxima = torch.empty(n, parts, dtype=torch.float32, device=device)
         constants: dict[str, Any] = {"STEPS": steps, "BLOCK": block, "num_warps": warps}
         found.append(partial(_read, maxima=maxima, width=width, constants=constants))

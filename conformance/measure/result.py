@@ -127,6 +127,42 @@ class Bench:
         path.write_text(f"{text}\n}}\n", encoding="utf-8")
 
 
+def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs on one machine as one report: more cases, or fewer samplers on the large ones.
+
+    reports: as `read` gives them. Raises ValueError where they are not of one device and one first sampler, or where two
+    hold one case.
+    """
+    first, *others = reports
+    for name, of in (("device", _device), ("first sampler", _first)):
+        if len(found := {of(each) for each in reports}) > 1:
+            raise ValueError(f"reports must be of one {name} to be shown together, got {sorted(found)}")
+    cases = [case for each in reports for case in {row["case"] for row in each["rows"]}]
+    if twice := sorted(case for case in set(cases) if cases.count(case) > 1):
+        raise ValueError(f"reports must hold different cases to be shown together, got {twice} more than once")
+    whole = dict(first)
+    for each in others:
+        whole["samplers"] = whole["samplers"] | each["samplers"]
+        for name in ("kinds", "not_timed", "slow_floors", "missing"):
+            whole[name] = whole[name] + [entry for entry in each[name] if entry not in whole[name]]
+        for name in ("calls", "rows", "seconds", "exposed"):
+            whole[name] = whole[name] + each[name]
+        whole["best_rate"] = max((rate for rate in (whole["best_rate"], each["best_rate"]) if rate), default=None)
+        whole["interrupted"] = whole["interrupted"] or each["interrupted"]
+        whole["card_after"] = each["card_after"]
+    best = whole["best_rate"]
+    whole["rows"] = [row | {"of_best": row["rate"] / best if row["rate"] and best else None} for row in whole["rows"]]
+    return whole
+
+
+def _device(report: dict[str, Any]) -> str:
+    return str(report["environment"].get("gpu", report["device"]))
+
+
+def _first(report: dict[str, Any]) -> str:
+    return str(next(iter(report["samplers"].values())))
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """What `Bench.write` wrote, as `Bench.to_json` gave it. Raises ValueError as `conformance.report.schema.load`."""
     return load(path, FORM)

@@ -77,14 +77,20 @@ class Session:
                 raise ValueError(f"time must be one of {list(self.clock.kinds)} on {self.device}, got {each.kind!r}")
             if each.kind == "host" and each.sampler == READ:
                 raise ValueError(f"time must not be 'host' for {READ!r}: the host does nothing in it")
-            self.lane(each.sampler, each.workload)
+            lane = self.lane(each.sampler, each.workload)
+            if each.kind == "graph" and isinstance(lane, SamplerLane):
+                lane.check_graph()
             self.seconds.setdefault(each, {})
         for _ in range(rounds):
             order = timed.copy()
             random.Random(self._rounds).shuffle(order)  # noqa: S311  # an order, not a secret
             for each in order:
                 lane = self.lane(each.sampler, each.workload)
-                self.seconds[each][self._rounds] = lane.time(each.kind, self._rounds)
+                try:
+                    self.seconds[each][self._rounds] = lane.time(each.kind, self._rounds)
+                except Exception as error:
+                    error.add_note(f"in timing {each}")
+                    raise
             self._rounds += 1
             progress()
 
@@ -150,14 +156,15 @@ class Session:
         ]
 
     def _cold_reads(self) -> list[Timed]:
-        return [each for each in self.seconds if each.sampler == READ and each.kind == "cold"]
+        """Those of which there is a time: an interruption may have left none."""
+        return [each for each, times in self.seconds.items() if times and (each.sampler, each.kind) == (READ, "cold")]
 
     def _rate(self, timed: Timed) -> float:
         return timed.workload.read_bytes / self.median(timed)
 
 
 def card(device: torch.device) -> dict[str, str]:
-    """The card's driver and clocks as they are now, where its tool is there to ask."""
+    """The card's driver and clocks as they are now, where its tool is there to ask. Empty on a CPU."""
     program = shutil.which("nvidia-smi")
     if device.type != "cuda" or program is None:
         return {}
@@ -168,8 +175,9 @@ def card(device: torch.device) -> dict[str, str]:
         "power limit": "power.limit",
         "temperature": "temperature.gpu",
     }
-    command = [program, f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader"]
-    found = subprocess.run([*command, f"--id={device.index or 0}"], capture_output=True, text=True, check=False)  # noqa: S603
+    command: list[str] = [program, f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader"]
+    command.append(f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}")  # torch and the tool number cards apart
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # the tool it found
     values = [value.strip() for value in found.stdout.strip().split(",")]
     return dict(zip(asked, values, strict=True)) if found.returncode == 0 and len(values) == len(asked) else {}
 

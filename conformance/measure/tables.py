@@ -6,7 +6,6 @@ in place of ratios and beside its times.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from scipy.stats import gmean
 from conformance.measure.clock import KINDS
 from conformance.measure.counts import COUNTS
 from conformance.measure.session import READ
+from conformance.report.markdown import inert
 
 Json = dict[str, Any]
 
@@ -45,13 +45,13 @@ def show(report: Json, console: Console) -> None:
     for line in heading(report):
         console.print(escape(line), highlight=False)
     for sheet in sheets(report):
-        table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=escape(sheet.title))
-        table.title_justify = "left"
-        for name in sheet.columns:
-            first = name == sheet.columns[0]
-            table.add_column(escape(name), justify="left" if first else "right", overflow="fold")
+        table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(sheet.columns[0], no_wrap=True)  # an id is there to be copied
+        for name in sheet.columns[1:]:
+            table.add_column(escape(name), justify="right", overflow="fold")
         for row in sheet.rows:
             table.add_row(*(f"[bold red]{escape(cell)}[/]" if WRONG in cell else escape(cell) for cell in row))
+        console.print(f"\n[bold]{escape(sheet.title)}[/]", highlight=False)
         console.print(table)
     for line in [*remarks(report), *means(report)]:
         console.print(escape(line), style="bold red" if line.startswith(WRONG) else None, highlight=False)
@@ -60,17 +60,17 @@ def show(report: Json, console: Console) -> None:
 def markdown(report: Json) -> str:
     """The same as Markdown, for a document or the summary of a CI job. report: as for `show`."""
     first, *rest = heading(report)
-    parts = [f"## {_text(first)}", *map(_text, rest)]
+    parts = [f"## {inert(first)}", *map(inert, rest)]
     for sheet in sheets(report):
-        parts.append(f"### {_text(sheet.title)}")
+        parts.append(f"### {inert(sheet.title)}")
         rule = ["---", *("---:" for _ in sheet.columns[1:])]
         rows = [sheet.columns, *sheet.rows]
-        cells = [[_text(cell) for cell in row] for row in rows]
+        cells = [[inert(cell) for cell in row] for row in rows]
         lines = [cells[0], rule, *([_bold(cell) for cell in row] for row in cells[1:])]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     for title, found in (("Remarks", remarks(report)), ("Geometric means", means(report))):
         if found:
-            parts += [f"### {title}", "\n".join(f"- {_bold(_text(line))}" for line in found)]
+            parts += [f"### {title}", "\n".join(f"- {_bold(inert(line))}" for line in found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -81,21 +81,22 @@ def heading(report: Json) -> list[str]:
     versions = [f"{name} {found[name]}" for name in names if name in found]
     lines = [", ".join([found.get("gpu") or f"a CPU ({found.get('machine', 'unknown')})", *versions])]
     lines.append(
-        f"{report['rounds']} rounds, all samplers of a case side by side in each; medians, and ratios with intervals of "
-        f"{report['confidence']:.0%}. {report['seconds']:.0f} s."
+        f"{report['rounds']} rounds, each with all samplers of a case side by side: medians, and ratios, ± the further "
+        f"end of their intervals of {report['confidence']:.0%}. The run took {report['seconds']:.0f} s."
     )
     clocks = [
         f"{name} {found[name]}" + (f", then {after[name]}" if name in after else "")
         for name in ("SM clock", "memory clock", "temperature", "power limit")
         if name in found
     ]
-    return [*lines, "; ".join(clocks)] if clocks else lines
+    lines += ["; ".join(clocks)] if clocks else []
+    return [*lines, "; ".join(f"{name}: {factory}" for name, factory in report["samplers"].items())]
 
 
 def sheets(report: Json) -> Iterator[Sheet]:
     """A table of each kind of time that was taken, "cold" first, and one of the counts."""
     at = {(row["case"], row["sampler"], row["kind"]): row for row in report["rows"]}
-    taken = {kind for _, _, kind in at}
+    taken = {kind for _, name, kind in at if name != READ}
     for kind in KINDS:
         if kind in taken:
             yield _times(report, at, kind)
@@ -110,9 +111,9 @@ def _times(report: Json, at: dict[tuple[str, str, str], Json], kind: Any) -> She
     if kind != "host":
         columns += [f"{READ} us", f"{first} / {READ}"]
     if kind == "cold":
-        columns += [f"{first} GB/s", "% of best"]
+        columns += [f"{first} GB/s", "% of best read"]
     rows = []
-    for case in dict.fromkeys(case for case, _, of in at if of == kind):
+    for case in dict.fromkeys(case for case, name, of in at if of == kind and name != READ):
         found = {name: at.get((case, name, kind)) for name in (READ, *names)}
         row, read = found[first], found[READ]
         cells = [case, *(_microseconds(found[name]) for name in names)]
@@ -127,24 +128,24 @@ def _times(report: Json, at: dict[tuple[str, str, str], Json], kind: Any) -> She
 
 def _counts(report: Json) -> Sheet:
     """Only what the device has: a CPU has no launches."""
-    of = {(calls["case"], calls["sampler"]): calls["counts"] or {} for calls in report["calls"]}
-    counted = [name for name in COUNTS if any(each.get(name) is not None for each in of.values())]
-    columns = ["case", *(f"{name} {count}" for name in report["samplers"] for count in counted)]
-    rows = [
-        [case, *(_number(of.get((case, name), {}).get(count)) for name in report["samplers"] for count in counted)]
-        for case in dict.fromkeys(case for case, _ in of)
-    ]
-    return Sheet("counts: of one call", columns, rows)
+    of = {(calls["case"], calls["sampler"]): calls for calls in report["calls"]}
+    found = [calls["counts"] for calls in of.values() if calls["counts"]]
+    counted = [name for name in COUNTS if any(each[name] is not None for each in found)]
+
+    def cell(calls: Json | None) -> str:
+        if calls is None or calls["counts"] is None:
+            return NONE
+        numbers = " / ".join(f"{calls['counts'][name]:g}" for name in counted)
+        return f"{numbers} {WRONG}" if calls["wrong"] else numbers
+
+    cases = dict.fromkeys(case for case, _ in of)
+    rows = [[case, *(cell(of.get((case, name))) for name in report["samplers"])] for case in cases]
+    return Sheet(f"counts of one call: {' / '.join(counted)}", ["case", *report["samplers"]], rows)
 
 
 def remarks(report: Json) -> list[str]:
     """What was wrong, what could not be had, and what a reader of the times should know, a line each."""
-    lines = [
-        f"{WRONG}: {calls['sampler']} on {calls['case']}: asked: {each['asked']}; observed: {each['observed']}; "
-        f"allowed: {each['allowed']}"
-        for calls in report["calls"]
-        for each in calls["wrong"]
-    ]
+    lines = [line for calls in report["calls"] for line in _wrong(calls)]
     cases: dict[tuple[str, str, str], list[str]] = {}
     for each in report["missing"]:
         cases.setdefault((each["sampler"], each["kind"], each["why"]), []).append(each["case"])
@@ -160,6 +161,19 @@ def remarks(report: Json) -> list[str]:
     return lines
 
 
+def _wrong(calls: Json) -> Iterator[str]:
+    """A line for each question; there may be a finding for each of many sets of logits."""
+    of_question: dict[str, list[Json]] = {}
+    for each in calls["wrong"]:
+        of_question.setdefault(each["asked"], []).append(each)
+    for asked, (first, *others) in of_question.items():
+        more = f" ({len(others)} more like it)" if others else ""
+        yield (
+            f"{WRONG}: {calls['sampler']} on {calls['case']}: asked: {asked}; observed: {first['observed']}; "
+            f"allowed: {first['allowed']}{more}"
+        )
+
+
 def means(report: Json) -> list[str]:
     """The geometric mean of the ratios of each other sampler to the first, over all cases in which both are right."""
     first, *others = report["samplers"]
@@ -170,7 +184,7 @@ def means(report: Json) -> list[str]:
             row["over_first"]["value"]
             for row in report["rows"]
             if (row["sampler"], row["kind"]) == (name, "cold")
-            and row["over_first"]
+            and (row["over_first"] or {}).get("value")
             and wrong.isdisjoint({(row["case"], name), (row["case"], first)})
         ]
         if ratios:
@@ -190,7 +204,9 @@ def _ratio(row: Json | None, other: Json | None, over: str) -> str:
     if row["wrong"] or other["wrong"]:
         return WRONG
     value, low, high = (row[over][name] for name in ("value", "low", "high"))
-    return f"{_three(value)} ({_three(low)} to {_three(high)})"
+    if None in {value, low, high}:
+        return NONE
+    return f"{_three(value)} ±{_two(max(high - value, value - low) / value * 100)}%"
 
 
 def _rate(row: Json | None) -> list[str]:
@@ -198,18 +214,16 @@ def _rate(row: Json | None) -> list[str]:
         return [NONE, NONE]
     if row["wrong"]:
         return [WRONG, WRONG]
-    return [_three(row["rate"] / 1e9), NONE if row["of_best"] is None else f"{row['of_best'] * 100:.0f}"]
+    return [_three(row["rate"] / 1e9), NONE if row["of_best"] is None else _two(row["of_best"] * 100)]
 
 
-def _three(value: float | None) -> str:
+def _three(value: float) -> str:
     """With three digits, or all that stand before the point."""
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
 
 
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:g}"
+def _two(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _some(cases: list[str]) -> str:
@@ -220,8 +234,3 @@ def _some(cases: list[str]) -> str:
 
 def _bold(text: str) -> str:
     return text.replace(WRONG, f"**{WRONG}**")
-
-
-def _text(text: str) -> str:
-    """On one line, and without a meaning in Markdown or HTML."""
-    return re.sub(r"[^\w\s.,:;()/%=+'\"-]|_", lambda found: f"&#{ord(found[0])};", " ".join(text.split()))

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,22 +66,31 @@ class Workload:
         if made.id != id:
             raise ValueError(f"{wrong}: it would be {made.id!r}" if made.possible else str(wrong))
         if not made.possible:
-            raise ValueError(f"case must use both filters to be mixed, some filter for onerow, k <= V, p < 1 and one "
-                             f"kind of logits, got {id!r}")  # fmt: skip
+            raise ValueError(
+                "case must use both filters to be mixed, some filter for onerow, but not with mixed or greedyrow, "
+                "k <= V, p < 1, one kind of logits, and for logprobs neither gather nor unpromised, "
+                f"got {id!r}"
+            )
         return made
 
     @property
     def possible(self) -> bool:
         """Whether the options go together."""
-        filters = (self.top_k > 0) + (self.top_p > 0)
-        needed = 2 if "mixed" in self.options else 1 if "onerow" in self.options else 0
-        one_kind = len(self.options & set(LOGITS)) <= 1
-        return filters >= needed and one_kind and self.top_k <= self.vocab_size and self.top_p < 1
+        options = self.options
+        needed = 2 if "mixed" in options else 1 if "onerow" in options else 0
+        return (
+            (self.top_k > 0) + (self.top_p > 0) >= needed
+            and self.top_k <= self.vocab_size
+            and self.top_p < 1
+            and len(options & set(LOGITS)) <= 1
+            and not ("onerow" in options and options & {"mixed", "greedyrow"})
+            and not ("logprobs" in options and options & {"gather", "unpromised"})
+        )
 
     @property
     def filters(self) -> str:
         """As in the id."""
-        used = [f"topk{self.top_k}"] * (self.top_k > 0) + [f"topp{self.top_p:g}"] * (self.top_p > 0)
+        used = [f"topk{self.top_k}"] * (self.top_k > 0) + [f"topp{_positional(self.top_p)}"] * (self.top_p > 0)
         return "-".join(used) or "none"
 
     @property
@@ -117,7 +127,7 @@ class Workload:
             # Around the homogeneous ones, and another for nearly every row.
             temperature = [0.6 + 0.4 * (i * 7 % n) / n for i in range(n)]
             top_k = [min(self.vocab_size, max(1, k // 2 + i * 5 % (k + 1))) if k else 0 for i, k in enumerate(top_k)]
-            top_p = [0.0 if p == 0 else p - 0.1 * (i * 3 % n) / n for i, p in enumerate(top_p)]
+            top_p = [p * (1 - 0.1 * (i * 3 % n) / n) for i, p in enumerate(top_p)]
         if "mixed" in options:
             top_k = [0 if i % 2 else k for i, k in enumerate(top_k)]
             top_p = [p if i % 2 else 0.0 for i, p in enumerate(top_p)]
@@ -133,6 +143,11 @@ class Workload:
         if "gather" not in self.options:
             return None
         return torch.randperm(self.rows, generator=torch.Generator().manual_seed(1))[: self.n].to(torch.int32)
+
+
+def _positional(number: float) -> str:
+    """The fewest digits that give the number back, without an exponent."""
+    return np.format_float_positional(number, trim="-")
 
 
 def make_logits(kind: str, rows: int, width: int, dtype: str, device: torch.device) -> Tensor:

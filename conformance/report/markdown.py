@@ -31,18 +31,18 @@ def summary(report: dict[str, Any]) -> str:
     mark = {"good": view.MARKS["pass"], "bad": view.MARKS["fail"]}.get(view.tone(report), view.MARKS["skip"])
     counts = ", ".join(f"{number} {what}" for number, what in view.numbers(report))
     line = (
-        f"<code>{_text(report['sampler'])}</code> on {_text(report['device'])}, tier {_text(report['tier'])}, "
-        f"spec {_text(report['spec'])}: {counts}. {report['seconds']:.1f} s, "
+        f"<code>{inert(report['sampler'])}</code> on {inert(report['device'])}, tier {inert(report['tier'])}, "
+        f"spec {inert(report['spec'])}: {counts}. {report['seconds']:.1f} s, "
         f"false alarms at most {report['alpha']:.0e} a run."
     )
-    parts = [f"## {mark} {_text(report['verdict'])}", line]
+    parts = [f"## {mark} {inert(report['verdict'])}", line]
     if report["interrupted"]:
         parts.append("**The run was interrupted.**")
     failing = [clause for clause in clauses if clause.failures]
-    rows = (f"| <code>{_text(each.id)}</code> | {_verdict(each)} | {_text(each.must)} |" for each in failing)
+    rows = (f"| <code>{inert(each.id)}</code> | {_verdict(each)} | {inert(each.must)} |" for each in failing)
     after = [
         *_list("### Expected failures", _expected(report), _OF_EXPECTED),
-        *_list("### Tried without being claimed", (f"- {_text(probe)}" for probe in view.probes(report)), _OF_PROBES),
+        *_list("### Tried without being claimed", (f"- {inert(probe)}" for probe in view.probes(report)), _OF_PROBES),
         _rest(clauses),
     ]
     parts += _list("### Clauses that fail\n\n| clause | verdict | MUST |\n|---|---|---|", rows, _OF_CLAUSES)
@@ -79,15 +79,15 @@ def _verdict(clause: view.ClauseView) -> str:
 
 
 def _failure(result: view.Json) -> str:
-    lines = [f"<details><summary><code>{_text(result['id'])}</code></summary>", ""]
+    lines = [f"<details><summary><code>{inert(result['id'])}</code></summary>", ""]
     if result["reason"]:
-        lines += [f"{_text(result['status'])}: {_text(result['reason'])}", ""]
+        lines += [f"{inert(result['status'])}: {inert(result['reason'])}", ""]
     for each in result["evidence"]:
         if not each["passed"]:
-            lines += [f"- asked: {_text(each['asked'])}", f"- observed: {_text(each['observed'])}",
-                      f"- allowed: {_text(each['allowed'])}"]  # fmt: skip
+            lines += [f"- asked: {inert(each['asked'])}", f"- observed: {inert(each['observed'])}",
+                      f"- allowed: {inert(each['allowed'])}"]  # fmt: skip
             if each["alpha"] is not None:
-                lines.append(f"- {_text(view.chance(each))}")
+                lines.append(f"- {inert(view.chance(each))}")
             lines.append("")
     if result["error"]:
         lines += [_fenced(result["error"].rstrip()[-_LONGEST_CODE:], ""), ""]
@@ -104,7 +104,7 @@ def _expected(report: view.Json) -> Iterable[str]:
             of_reason.setdefault(result["reason"], []).append(result["id"])
     for reason, ids in of_reason.items():
         more = f" and {len(ids) - 1:,} more" if len(ids) > 1 else ""
-        yield f"- <code>{_text(ids[0])}</code>{more}: {_text(reason)}"
+        yield f"- <code>{inert(ids[0])}</code>{more}: {inert(reason)}"
 
 
 def _rest(clauses: list[view.ClauseView]) -> str:
@@ -113,7 +113,7 @@ def _rest(clauses: list[view.ClauseView]) -> str:
     return f"Other clauses: {others or 'none'}."
 
 
-def _text(text: str) -> str:
+def inert(text: str) -> str:
     """On one line and without a meaning in Markdown or HTML; addresses become links."""
     text = " ".join(text.split())
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

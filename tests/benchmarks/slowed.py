@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -12,10 +13,18 @@ from reference import ReferenceSampling
 
 
 class AddedPass(FlashInferSampling):
-    """Looks over a part of its logits once more than it must: as much of them as costs about a tenth."""
+    """Reads its logits once more than it must, as fast as they can be read: that costs about a tenth."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._reads: dict[int, Callable[[Tensor], Tensor]] = {}
 
     def sample_kernel(self, logits: Tensor, n: int, context: Any, **call: Any) -> Tensor:
-        logits[: n * 2 // 5].amax(1)
+        from conformance.measure.read_kernel import candidates  # noqa: PLC0415  # Triton is there with CUDA alone
+
+        if n not in self._reads:
+            self._reads[n] = candidates(n, self.vocab_size, logits.device)[0]
+        self._reads[n](logits)
         return super().sample_kernel(logits, n, context, **call)
 
 

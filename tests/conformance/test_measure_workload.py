@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conformance.cases import DTYPES
@@ -39,12 +39,15 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 @QUIET
 @given(workloads())
+@example(Workload(1, 10, "fp32", 0, 1e-5))
+@example(Workload(1, 10, "fp32", 0, 0.1234567))
 def test_an_id_says_all_of_a_workload(workload: Workload) -> None:
     assert Workload.of(workload.id) == workload
 
 
 @QUIET
 @given(workloads())
+@example(Workload(64, 1000, "fp32", 0, 0.05, frozenset({"varied"})))
 def test_parameters_are_in_range_and_on_where_the_filters_are(workload: Workload) -> None:
     temperature, top_k, top_p = workload.parameters()
     assert len(temperature) == len(top_k) == len(top_p) == workload.n
@@ -134,6 +137,8 @@ def test_what_is_no_id_is_refused_with_the_form_and_the_options(id: str) -> None
         "n8-V1000-fp32-none-onerow",
         "n8-V1000-fp32-none-flat-ties",
         "n8-V1000-fp32-none-inf-ties",
+        "n8-V1000-fp32-none-gather-logprobs",
+        "n8-V1000-fp32-none-logprobs-unpromised",
     ],
 )
 def test_what_does_not_go_together_is_refused(id: str) -> None:  # noqa: A002  # as in `of`
