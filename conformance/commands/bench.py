@@ -122,6 +122,7 @@ def _timed(options: argparse.Namespace, console: Console, roofline: Any) -> resu
             progress=lambda number, total, what: bar.update(
                 task, completed=number, total=total, description=what, refresh=True
             ),
+            keep=(lambda found: found.write(options.report)) if options.report else None,
         )
 
 

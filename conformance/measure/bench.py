@@ -62,6 +62,7 @@ def bench(
     kinds: Iterable[Kind] | None = None,
     rounds: int = ROUNDS,
     progress: Progress | None = None,
+    keep: Callable[[Bench], None] | None = None,
 ) -> Bench:
     """Time samplers on workloads, one workload after the other, and check the calls that were timed.
 
@@ -69,7 +70,8 @@ def bench(
     compared with the first. cases: ids of workloads. kinds: of time; None for all that the device has.
 
     A sampler that raises is named with its error, and the run goes on without it in that workload. Interrupting it
-    (KeyboardInterrupt) keeps the workloads that were done. Raises ValueError, before anything is timed, for a case
+    (KeyboardInterrupt) keeps the workloads that were done. keep: called with what there is after each workload, for
+    those who expect the process to be killed. Raises ValueError, before anything is timed, for a case
     that is none, a kind that the device has not, too few rounds, and claims that are none.
     """
     started = time.perf_counter()
@@ -84,6 +86,7 @@ def bench(
         raise ValueError(f"time must be among {list(session.clock.kinds)} on {session.device}, got {wanted}")
     factories = {name: subject.name for name, subject in session.subjects.items()}
     found = Bench(factories, str(session.device), wanted, rounds, dict(session.environment))
+    found.not_timed = [each.id for each in workloads]
     found.missing += _kinds_missing(session, wanted, every=kinds is None)
     steps = rounds + 2
 
@@ -93,26 +96,32 @@ def bench(
 
     try:
         for number, workload in enumerate(workloads):
-            found.not_timed = [each.id for each in workloads[number:]]
             one = _Together(session, workload, wanted, rounds)
             one.run(partial(told, number * steps))
             found.calls += one.calls
             found.missing += one.missing
             if one.broke_cuda:
                 break
-        else:
-            found.not_timed = []
+            found.not_timed = [each.id for each in workloads[number + 1 :]]
+            if keep and number + 1 < len(workloads):
+                _conclude(found, session, time.perf_counter() - started)
+                keep(found)
     except KeyboardInterrupt:
         found.interrupted = True
+    _conclude(found, session, time.perf_counter() - started)
+    return found
+
+
+def _conclude(found: Bench, session: Session, seconds: float) -> None:
+    """What is known only at the end, or so far."""
     found.card_after = card(session.device)
     found.best_rate, found.slow_floors, found.exposed = session.best_rate, session.slow_floors(), session.exposed
     wrong = {(each.case, each.sampler) for each in found.calls if each.wrong}
-    first = next(iter(samplers))
+    first = next(iter(found.samplers))
     found.rows = [
         _row(session, each, first, wrong=(each.workload.id, each.sampler) in wrong) for each in session.seconds
     ]
-    found.seconds = time.perf_counter() - started
-    return found
+    found.seconds = seconds
 
 
 class _CudaBrokenError(Exception):

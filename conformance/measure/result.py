@@ -130,8 +130,8 @@ class Bench:
 def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Several runs on one machine as one report: more cases, or fewer samplers on the large ones.
 
-    reports: as `read` gives them. Raises ValueError where they are not of one device and one first sampler, or where two
-    hold one case.
+    reports: as `read` gives them. Raises ValueError where they are not of one device and one first sampler, or where
+    two hold one case.
     """
     first, *others = reports
     for name, of in (("device", _device), ("first sampler", _first)):

@@ -20,6 +20,7 @@ from conformance.measure.baselines import TorchComposition
 from conformance.measure.bench import WORKLOADS, bench
 from conformance.measure.clock import KINDS, CpuClock
 from conformance.measure.ratio import Ratio
+from conformance.measure.result import Bench
 from conformance.measure.session import READ
 from conformance.measure.workload import Workload
 from conformance.report import schema
@@ -208,6 +209,16 @@ def test_an_interruption_keeps_what_was_done(step: int) -> None:
     assert {each.case for each in found.calls} == {TOPK}
     assert (found.interrupted, found.not_timed, found.exit_code) == (True, [BOTH], 1)
     assert tables.remarks(found.to_json())[-1] == f"interrupted, and not timed: {BOTH}"
+
+
+def test_what_there_is_after_each_case_can_be_kept() -> None:
+    kept: list[tuple[set[str], list[str], int]] = []
+
+    def keep(found: Bench) -> None:
+        kept.append(({row.case for row in found.rows}, list(found.not_timed), found.exit_code))
+
+    bench({"torch": TorchComposition}, [TOPK, BOTH], kinds=["cold"], rounds=ROUNDS, keep=keep)
+    assert kept == [({TOPK}, [BOTH], 1)], "the last is what is returned"
 
 
 def drawn(logits: torch.Tensor, *_parameters: Any) -> torch.Tensor:

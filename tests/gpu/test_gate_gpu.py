@@ -27,7 +27,7 @@ COUNTED = "n256-V128256-bf16-topk50-varied: "
         (HiddenSync, COUNTED + "syncs", {"syncs"}),
         (LaunchPerRow, COUNTED + "launches", {"launches"}),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ids=["dispatcher-launches", "dispatcher-syncs", "added-pass", "hidden-sync", "launch-per-row"],
 )
 def test_counts_are_exact(sampler: Callable[..., Any], only: str, fails: set[str]) -> None:
     found = gate(load(BUDGETS), {SAMPLER: sampler}, only=only)
