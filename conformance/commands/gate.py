@@ -154,6 +154,6 @@ def _rebase(judgement: Judgement, console: Console) -> int:
     path.write_text(text, encoding="utf-8")
     console.print(table)
     console.print(
-        f"{path}: budgets are of {escape(judgement.measured_on)} now, with {judgement.budgets.margin:.0%} left"
+        f"{path}: budgets are of {escape(judgement.measured_on)} now, and {judgement.budgets.margin:.0%} above"
     )
     return 0

@@ -114,6 +114,7 @@ def bench(
 
 def _conclude(found: Bench, session: Session, seconds: float) -> None:
     """What is known only at the end, or so far."""
+    found.environment |= session.versions()
     found.card_after = card(session.device)
     found.best_rate, found.slow_floors, found.exposed = session.best_rate, session.slow_floors(), session.exposed
     wrong = {(each.case, each.sampler) for each in found.calls if each.wrong}

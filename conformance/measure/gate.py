@@ -156,6 +156,7 @@ def gate(
             left = [each for each in left if each not in together]
     except KeyboardInterrupt:
         found.not_run = [each.id for each in left]
+    found.environment |= session.versions()
     found.environment |= {f"{name} after": value for name, value in card(session.device).items()}
     found.floors = session.slow_floors()
     found.verdicts = [_without_floor(each, found.floors) for each in found.verdicts]

@@ -12,6 +12,7 @@ from conformance.measure.clock import Kind
 from conformance.measure.counts import Counts
 from conformance.measure.ratio import Ratio
 from conformance.measure.session import READ
+from conformance.measure.workload import Workload
 from conformance.report.schema import Form, load
 
 SCHEMA_VERSION = 1
@@ -140,7 +141,7 @@ def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
     cases = [case for each in reports for case in {row["case"] for row in each["rows"]}]
     if twice := sorted(case for case in set(cases) if cases.count(case) > 1):
         raise ValueError(f"reports must hold different cases to be shown together, got {twice} more than once")
-    whole = dict(first)
+    whole = {**first, "rounds": min(each["rounds"] for each in reports)}
     for each in others:
         whole["samplers"] = whole["samplers"] | each["samplers"]
         for name in ("kinds", "not_timed", "slow_floors", "missing"):
@@ -151,8 +152,14 @@ def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
         whole["interrupted"] = whole["interrupted"] or each["interrupted"]
         whole["card_after"] = each["card_after"]
     best = whole["best_rate"]
-    whole["rows"] = [row | {"of_best": row["rate"] / best if row["rate"] and best else None} for row in whole["rows"]]
+    rows = [row | {"of_best": row["rate"] / best if row["rate"] and best else None} for row in whole["rows"]]
+    whole["rows"], whole["calls"] = sorted(rows, key=_size), sorted(whole["calls"], key=_size)
     return whole
+
+
+def _size(entry: dict[str, Any]) -> tuple[int, int]:
+    workload = Workload.of(entry["case"])
+    return workload.vocab_size, workload.n
 
 
 def _device(report: dict[str, Any]) -> str:

@@ -66,6 +66,10 @@ class Session:
         self._inputs: dict[Workload, Inputs] = {}
         self._lanes: dict[tuple[str, Workload], Lane] = {}
 
+    def versions(self) -> dict[str, str]:
+        """As `environment`, but now: a sampler may have loaded what lay on the path without being installed."""
+        return environment(self.device)
+
     def time(self, timed: Iterable[Timed], rounds: int, progress: Callable[[], None] = lambda: None) -> None:
         """Time each once a round, in an order that is another in each round. progress: called after each round.
 
