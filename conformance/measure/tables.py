@@ -81,7 +81,7 @@ def heading(report: Json) -> list[str]:
     versions = [f"{name} {found[name]}" for name in names if name in found]
     lines = [", ".join([found.get("gpu") or f"a CPU ({found.get('machine', 'unknown')})", *versions])]
     lines.append(
-        f"{report['rounds']} rounds, each with all samplers of a case side by side: medians, and ratios, ± the further "
+        f"{_rounds(report)} rounds, each with all samplers of a case side by side: medians, and ratios, ± the further "
         f"end of their intervals of {report['confidence']:.0%}. The run took {report['seconds']:.0f} s."
     )
     clocks = [
@@ -91,6 +91,13 @@ def heading(report: Json) -> list[str]:
     ]
     lines += ["; ".join(clocks)] if clocks else []
     return [*lines, "; ".join(f"{name}: {factory}" for name, factory in report["samplers"].items())]
+
+
+def _rounds(report: Json) -> str:
+    """Of the ratios: runs that are shown together may differ."""
+    found = {row[over]["rounds"] for row in report["rows"] for over in ("over_read", "over_first") if row[over]}
+    least, most = min(found, default=report["rounds"]), max(found, default=report["rounds"])
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def sheets(report: Json) -> Iterator[Sheet]:
