@@ -22,6 +22,9 @@ from conformance.measure.ratio import Ratio
 from conformance.report.markdown import inert
 from conformance.siblings import load
 
+_LOG_WIDTH = 150
+"""Columns where there is no terminal: an id that is broken in two cannot be searched for in a log."""
+
 _COLOUR = {"pass": "green", "fail": "bold red", "undecided": "yellow", "wrong": "bold red"}
 _HEADER = ("budget", "verdict", "measured", "interval", "at most", "rounds")
 
@@ -55,6 +58,8 @@ def _gate(options: argparse.Namespace) -> int:
     budgets = files.load(options.budgets)
     samplers = _samplers(options, budgets)
     console = Console(stderr=options.markdown == STDOUT)
+    if not console.is_terminal:
+        console = Console(stderr=console.stderr, width=_LOG_WIDTH)
     columns = TextColumn("{task.description}"), TextColumn("round {task.completed}"), TimeElapsedColumn()
     # Drawn between rounds alone: a thread that draws would take its time from the calls that are timed.
     with sigterm_interrupts(), Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
