@@ -62,6 +62,14 @@ def load(option: str, name: str) -> Any:
     return found
 
 
+def load_factory(option: str, name: str) -> Any:
+    """The same, where it must be something that can be called."""
+    found = load(option, name)
+    if not callable(found):
+        raise ValueError(f"{option} must name something that can be called, got {name!r}")
+    return found
+
+
 def _hidden(module: str) -> str:
     package = module.partition(".")[0]
     if package not in {"conformance", "optimized", "reference"} or foreign(package) is None:

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.commands.pages import STDOUT, check_targets
-from conformance.commands.signals import sigterm_interrupts
 from conformance.measure import result, tables
 from conformance.measure.bench import ROUNDS, WORKLOADS, bench
 from conformance.measure.clock import KINDS
@@ -21,7 +20,7 @@ from conformance.measure.ratio import LEAST_ROUNDS
 from conformance.measure.session import READ
 from conformance.measure.workload import Workload
 from conformance.report.extra import needs_extra
-from conformance.siblings import load
+from conformance.siblings import load_factory
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -73,15 +72,16 @@ def _bench(options: argparse.Namespace) -> int:
         ]
         if given:
             raise ValueError(f"--from must be without what says what to time and where to keep it, got --{given[0]}")
-        report, code = result.merged([result.read(each) for each in options.earlier]), 0
+        report = result.merged([result.read(each) for each in options.earlier])
     else:
         found = _timed(options, console, roofline)
         if options.report:
             found.write(options.report)
-        report, code = found.to_json(), found.exit_code
+        report = found.to_json()
+    code = result.exit_code(report)
     tables.show(report, console)
     if options.report:
-        console.print(f"report: {options.report}")
+        console.print(f"report: {escape(str(options.report))}")
     if options.markdown == STDOUT:
         sys.stdout.write(tables.markdown(report))
     elif options.markdown:
@@ -111,7 +111,7 @@ def _timed(options: argparse.Namespace, console: Console, roofline: Any) -> resu
         raise ValueError(f"--roofline must be with a case without options, got {list(cases)}")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # Drawn between rounds alone: a thread that draws would take its time from the calls that are timed.
-    with sigterm_interrupts(), Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("starting", total=None)
         return bench(
             samplers,
@@ -134,13 +134,11 @@ def _samplers(given: list[str]) -> dict[str, Any]:
     for text in given:
         name, _, of = text.rpartition("=")
         name = name or of.rpartition(":")[2]
-        factory = load("--sampler", of)
+        factory = load_factory("--sampler", of)
         if name in {READ, *found}:
             raise ValueError(
                 f"--sampler must have a name other than {[READ, *found]}, got {text!r}; NAME={of} gives one"
             )
-        if not callable(factory):
-            raise ValueError(f"--sampler must name something that can be called, got {text!r}")
         found[name] = factory
     return found
 

@@ -14,13 +14,13 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from conformance.commands.pages import STDOUT, check_targets
-from conformance.commands.signals import sigterm_interrupts
 from conformance.measure import budgets as files
 from conformance.measure.budgets import SAMPLER, Budgets
+from conformance.measure.files import write_whole
 from conformance.measure.gate import Judgement, Verdict, gate, new_budgets
 from conformance.measure.ratio import Ratio
 from conformance.report.markdown import inert
-from conformance.siblings import load
+from conformance.siblings import load_factory
 
 _LOG_WIDTH = 150
 """Columns where there is no terminal: an id that is broken in two cannot be searched for in a log."""
@@ -53,8 +53,9 @@ def _gate(options: argparse.Namespace) -> int:
     check_targets(report=options.report, markdown=options.markdown)
     if options.rebase and (options.sampler or options.against):
         raise ValueError("--rebase must be without --sampler and --against: the file is about its own samplers")
-    if options.rebase:
-        files.rewriter()  # missed before a run, and not after it
+    if options.rebase:  # what is missing is missed before a run, and not after it
+        files.rewriter()
+        check_targets(budgets=options.budgets)
     budgets = files.load(options.budgets)
     samplers = _samplers(options, budgets)
     console = Console(stderr=options.markdown == STDOUT)
@@ -62,7 +63,7 @@ def _gate(options: argparse.Namespace) -> int:
         console = Console(stderr=console.stderr, width=_LOG_WIDTH)
     columns = TextColumn("{task.description}"), TextColumn("round {task.completed}"), TimeElapsedColumn()
     # Drawn between rounds alone: a thread that draws would take its time from the calls that are timed.
-    with sigterm_interrupts(), Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("starting", total=None)
         judgement = gate(
             budgets,
@@ -93,7 +94,7 @@ def _samplers(options: argparse.Namespace, budgets: Budgets) -> dict[str, Any]:
             allowed = f"name=module:factory with a name of {sorted(budgets.against)}"
             raise ValueError(f"--against must be {allowed}, got {text!r}")
         names[name] = "--against", of
-    return {name: load(option, of) for name, (option, of) in names.items()}
+    return {name: load_factory(option, of) for name, (option, of) in names.items()}
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -147,18 +148,18 @@ def _rebase(judgement: Judgement, console: Console) -> int:
     if judgement.not_run:
         raise ValueError(f"--rebase must be let finish, got an interruption before {judgement.not_run[0]!r}")
     path, at_most = judgement.budgets.path, new_budgets(judgement)
-    text = files.rebased(judgement.budgets, at_most, judgement.measured_on)
+    whole = len(judgement.verdicts) == len(judgement.budgets.budgets)
+    measured_on = judgement.measured_on if whole else judgement.budgets.measured_on
+    text = files.rebased(judgement.budgets, at_most, measured_on)
     table = Table(box=box.SIMPLE, pad_edge=False)
     for name in ("budget", "measured", "was", "is", "change"):
         table.add_column(name, overflow="fold", justify="left" if name == "budget" else "right")
     for verdict in judgement.verdicts:
         was, now = verdict.budget.at_most, at_most.get(verdict.budget.number)
-        change = "fixed" if now is None else f"{now / was - 1:+.1%}" if was else f"{now - was:+g}"
+        change = f"fixed, {verdict.status}" if now is None else f"{now / was - 1:+.1%}" if was else f"{now - was:+g}"
         shown = "" if now is None else f"{now:g}"
         table.add_row(escape(verdict.budget.id), f"{verdict.value:.3g}", f"{was:g}", shown, change)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)
     console.print(table)
-    console.print(
-        f"{path}: budgets are of {escape(judgement.measured_on)} now, and {judgement.budgets.margin:.0%} above"
-    )
-    return 0
+    console.print(f"{escape(str(path))}: budgets are of {escape(measured_on)} now", highlight=False)
+    return int(any(each.status == "fail" for each in judgement.verdicts if each.budget.number not in at_most))

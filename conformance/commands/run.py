@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from conformance.clauses import TIERS
 from conformance.commands.pages import Pages
-from conformance.commands.signals import sigterm_interrupts
 from conformance.limit import LIMIT
 from conformance.report.table import show
 from conformance.runner import check
@@ -52,11 +51,6 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     pages = Pages(options, report=options.report)
-    with sigterm_interrupts():
-        return _judge(options, pages)
-
-
-def _judge(options: argparse.Namespace, pages: Pages) -> int:
     console = Console(stderr=pages.take_stdout)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:

@@ -12,6 +12,7 @@ import torch
 
 from conformance.measure.clock import KINDS, Kind
 from conformance.measure.counts import Counts
+from conformance.measure.errors import in_words
 from conformance.measure.lane import why_not
 from conformance.measure.ratio import LEAST_ROUNDS, Ratio
 from conformance.measure.result import CONFIDENCE, Bench, Calls, Finding, Missing, Row
@@ -49,9 +50,6 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
 
 Progress = Callable[[int, int, str], None]
 """Called before each step with its number, the number of steps, and what is done in it."""
-
-_LONGEST = 300
-"""Characters of an error. Those of CUDA running out of memory go on about settings."""
 
 
 def bench(
@@ -185,12 +183,12 @@ class _Together:
         number = itertools.count(1)
         try:
             self._session.time(timed, self._rounds, lambda: step(next(number), f"{self._workload.id}: timing"))
-        except Exception as error:  # noqa: BLE001  # samplers raise what they like
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # samplers raise what they like
             self._drop()
-            self._stop_if_broken("", _words(error))
+            self._stop_if_broken("", in_words(error))
             able = self._able(timed)
             if able == timed:
-                self._miss("", "", f"one of them raised beside the others, and none alone: {_words(error)}")
+                self._miss("", "", f"one of them raised beside the others, and none alone: {in_words(error)}")
                 return []
             return self._side_by_side(able, step)
         return timed
@@ -202,8 +200,8 @@ class _Together:
                 Finding(each.asked, each.observed, each.allowed) for each in self._session.wrong(name, self._workload)
             ]
         except Exception as error:  # noqa: BLE001  # what went wrong on a device shows when it is next asked
-            self._stop_if_broken(name, _words(error))
-            wrong = [Finding("the timed calls can be checked", _words(error), "no error")]
+            self._stop_if_broken(name, in_words(error))
+            wrong = [Finding("the timed calls can be checked", in_words(error), "no error")]
         if name != READ:
             self._works(lambda: counts.append(self._session.counts(name, self._workload)), name, "counts")
         return Calls(self._workload.id, name, next(iter(counts), None), wrong)
@@ -211,9 +209,9 @@ class _Together:
     def _works(self, call: Callable[[], object], sampler: str, kind: str = "") -> bool:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  # samplers raise what they like
-            self._stop_if_broken(sampler, _words(error))
-            self._miss(sampler, kind, _words(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # samplers raise what they like
+            self._stop_if_broken(sampler, in_words(error))
+            self._miss(sampler, kind, in_words(error))
             return False
         return True
 
@@ -263,8 +261,3 @@ def _row(session: Session, timed: Timed, first: str, *, wrong: bool) -> Row:
         workload.id, timed.sampler, timed.kind, seconds, over(READ), None if is_read else over(first), moved, rate,
         None if rate is None else rate / session.best_rate, wrong,
     )  # fmt: skip
-
-
-def _words(error: BaseException) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

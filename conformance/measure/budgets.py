@@ -29,8 +29,8 @@
     fixed = true                                  # optional: `gate --rebase` leaves the number as it is
 
 Optional at the top, with what they are if not given: `rounds = 24` of each timing; `most_rounds = 96`, up to which
-what is undecided goes on; `confidence = 0.99` of each verdict; `undecided = "pass"` or "fail"; `margin = 0.05`,
-what `gate --rebase` leaves between a measured ratio and its budget.
+they are doubled while a budget is undecided; `confidence = 0.99` of each verdict; `undecided = "pass"` or "fail";
+`margin = 0.05`, what `gate --rebase` leaves between a measured ratio and its budget.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _FILE_KEYS: dict[str, tuple[Any, str]] = {
     "most_rounds": _ROUNDS,
     "confidence": (_share, "a number between 0 and 1"),
     "undecided": _one_of("pass", "fail"),
-    "margin": (_share, "a number between 0 and 1"),
+    "margin": _NUMBER,
 }
 _BUDGET_KEYS: dict[str, tuple[Any, str]] = {
     "case": _TEXT,
@@ -200,7 +200,8 @@ def _budget(path: Path, number: int, values: dict[str, Any], device: str, agains
         raise ValueError(f"{where}: it must have time and over, time and over_case, or count, got {sorted(values)}")
     budget = Budget(number, **values)
     try:
-        if Workload.of(budget.case) == Workload.of(budget.over_case or "n1-V1-fp32-none"):
+        workload = budget.workload
+        if budget.over_case is not None and Workload.of(budget.over_case) == workload:
             raise ValueError(f"over_case must be another case, got {budget.over_case!r}")  # noqa: TRY301  # as the others
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
@@ -41,6 +42,9 @@ class Clock(Protocol):
     def host(self, calls: Sequence[Call]) -> float:
         """Seconds that the host spends in each, on average."""
 
+    def cool(self) -> None:
+        """Have no cache hold the logits, where `device` does not see to it."""
+
     def wait(self) -> None:
         """Until the device is idle."""
 
@@ -59,6 +63,7 @@ class CpuClock:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         _keep_freed_memory()
+        self._scrap = torch.zeros(self._APART // 8, dtype=torch.int64)
 
     def inputs(self, read_bytes: int) -> int:
         """See `Clock.inputs`."""
@@ -74,6 +79,10 @@ class CpuClock:
     def host(self, calls: Sequence[Call]) -> float:
         """See `Clock.host`."""
         return self.device(calls)
+
+    def cool(self) -> None:
+        """See `Clock.cool`."""
+        self._scrap.sum()
 
     def wait(self) -> None:
         """Nothing runs beside the caller."""
@@ -95,6 +104,8 @@ class CudaClock:
     """Of about 0.3 ms each on an H200. Calls that take the host longer than that together wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
+        if device.index is not None:
+            torch.cuda.set_device(device)  # events, graphs and Triton go by the current one
         self._device = device
         self._l2 = torch.cuda.get_device_properties(device).L2_cache_size
         self._scrap = torch.zeros(2**28, dtype=torch.float32, device=device)
@@ -139,6 +150,9 @@ class CudaClock:
         torch.cuda.synchronize(self._device)
         return spent / len(calls)
 
+    def cool(self) -> None:
+        """See `Clock.cool`: the cover does."""
+
     def wait(self) -> None:
         """See `Clock.wait`."""
         torch.cuda.synchronize(self._device)
@@ -152,7 +166,7 @@ def _keep_freed_memory() -> None:
     Of the GNU C library; others have no such function, and keep their ways.
     """
     trim_threshold, mmap_threshold = -1, -3  # malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_threshold, 2**25)  # the largest that it takes

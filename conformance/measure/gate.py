@@ -14,15 +14,12 @@ from typing import Any, Literal
 from scipy.cluster.hierarchy import DisjointSet
 
 from conformance.measure.budgets import SAMPLER, Budget, Budgets
+from conformance.measure.errors import in_words
+from conformance.measure.files import write_whole
 from conformance.measure.lane import why_not
 from conformance.measure.ratio import Ratio
 from conformance.measure.session import READ, Session, Timed, card
 from conformance.measure.workload import Workload
-
-SCHEMA_VERSION = 1
-
-_LONGEST = 300
-"""Characters of an error. Those of CUDA running out of memory go on about settings."""
 
 Status = Literal["pass", "fail", "undecided", "wrong"]
 """Wrong: the calls that were timed did not do what they should, so that no time of theirs means anything."""
@@ -93,7 +90,6 @@ class Judgement:
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
-            "schema": SCHEMA_VERSION,
             "passed": self.passed,
             "sampler": self.sampler,
             "budgets": str(self.budgets.path),
@@ -113,7 +109,7 @@ class Judgement:
         data = self.to_json()
         verdicts = ",\n".join(json.dumps(each, allow_nan=False) for each in data.pop("verdicts"))
         head = json.dumps(data, indent=1, allow_nan=False).removesuffix("\n}")
-        path.write_text(f'{head},\n "verdicts": [\n{verdicts}\n ]\n}}\n', encoding="utf-8")
+        write_whole(path, f'{head},\n "verdicts": [\n{verdicts}\n ]\n}}\n')
 
 
 def gate(
@@ -150,9 +146,8 @@ def gate(
         for together in _together(chosen):
             try:
                 found.verdicts += _judged(session, budgets, together, progress)
-            except Exception as error:  # noqa: BLE001  # samplers raise what they like
-                words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-                found.verdicts += [Verdict(each, "wrong", math.nan, words) for each in together]
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # samplers raise what they like
+                found.verdicts += [Verdict(each, "wrong", math.nan, in_words(error)) for each in together]
             left = [each for each in left if each not in together]
     except KeyboardInterrupt:
         found.not_run = [each.id for each in left]
@@ -168,10 +163,12 @@ def gate(
 def new_budgets(judgement: Judgement) -> dict[int, float]:
     """What each budget would be by this run, by its number: a ratio with the margin on top, a count as it is.
 
-    Raises ValueError where a timed call was wrong.
+    Raises ValueError where a timed call was wrong, or a bare read was no floor.
     """
     if wrong := [each.budget.id for each in judgement.verdicts if each.status == "wrong"]:
         raise ValueError(f"--rebase must be given a sampler whose timed calls are right, got wrong ones of {wrong}")
+    if judgement.floors:
+        raise ValueError(f"--rebase must be on a machine whose bare reads are a floor, got {judgement.floors}")
     margin = judgement.budgets.margin
     return {
         each.budget.number: _three_digits(each.value * (1 + margin)) if isinstance(each.measured, Ratio) else each.value
@@ -207,22 +204,23 @@ def _check_claims(session: Session, budgets: list[Budget]) -> None:
 def _judged(session: Session, budgets: Budgets, together: list[Budget], progress: Progress | None) -> list[Verdict]:
     what = together[0].case
     tell: Callable[[], None] = partial(progress, what) if progress else _silent
-    tell()
-    measured = _measured(session, budgets, [each for each in together if each.pair], tell)
-    measured |= {
-        each.number: getattr(session.counts(SAMPLER, each.workload), each.count)
-        for each in together
-        if each.count is not None
-    }
     timed = {of for each in together for of in each.pair or ()}
-    wrong = {
-        key: next((f"{each.asked}: {each.observed}" for each in session.wrong(*key)), "")
-        for key in {(of.sampler, of.workload) for of in timed}
-    }
-    verdicts = [_verdict(each, measured[each.number], wrong) for each in together]
-    for workload in {of.workload for of in timed} | {each.workload for each in together}:
-        session.forget(workload)
-    return verdicts
+    counted = {each.workload for each in together if each.count is not None}
+    try:
+        tell()
+        measured = _measured(session, budgets, [each for each in together if each.pair], tell)
+        for each in together:
+            if each.count is not None:
+                measured[each.number] = getattr(session.counts(SAMPLER, each.workload), each.count)
+        # What is only counted is called once more, so that there is something to check.
+        if untimed := counted - {of.workload for of in timed}:
+            session.time((Timed(SAMPLER, workload, "cold") for workload in untimed), 1)
+        checked = {(of.sampler, of.workload) for of in timed} | {(SAMPLER, workload) for workload in counted}
+        wrong = {key: next((f"{each.asked}: {each.observed}" for each in session.wrong(*key)), "") for key in checked}
+        return [_verdict(each, measured[each.number], wrong) for each in together]
+    finally:
+        for workload in {of.workload for of in timed} | counted:
+            session.forget(workload)
 
 
 def _measured(
@@ -244,9 +242,9 @@ def _measured(
 
 
 def _verdict(budget: Budget, measured: Ratio | float, wrong: Mapping[tuple[str, Workload], str]) -> Verdict:
-    for of in budget.pair or ():
+    for of in budget.pair or (Timed(SAMPLER, budget.workload, "cold"),):
         if says := wrong[of.sampler, of.workload]:
-            return Verdict(budget, "wrong", measured, f"{of}: {says}")
+            return Verdict(budget, "wrong", measured, f"{of.sampler} on {of.workload.id}: {says}")
     low, high = (measured.low, measured.high) if isinstance(measured, Ratio) else (measured, measured)
     status: Status = "fail" if low > budget.at_most else "pass" if high <= budget.at_most else "undecided"
     return Verdict(budget, status, measured)

@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.measure.clock import Kind
 from conformance.measure.counts import Counts
+from conformance.measure.files import write_whole
 from conformance.measure.ratio import Ratio
 from conformance.measure.session import READ
 from conformance.measure.workload import Workload
@@ -104,13 +105,6 @@ class Bench:
     missing: list[Missing] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
-    @property
-    def exit_code(self) -> int:
-        """Of a command that made it: 1 where a timed call was wrong, a case was left out, or no sampler was timed."""
-        wrong = any(each.wrong for each in self.calls)
-        none = all(each.sampler == READ for each in self.rows)
-        return int(wrong or self.interrupted or bool(self.not_timed) or none)
-
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready object: `bench.schema.json` beside this file describes it. Numbers that are none become None."""
         data = {"schema": SCHEMA_VERSION, "confidence": CONFIDENCE, **asdict(self), "seconds": round(self.seconds, 2)}
@@ -125,14 +119,21 @@ class Bench:
         for name, entries in lists.items():
             lines = ",\n".join(json.dumps(each, allow_nan=False) for each in entries)
             text += f',\n "{name}": [\n{lines}\n ]'
-        path.write_text(f"{text}\n}}\n", encoding="utf-8")
+        write_whole(path, f"{text}\n}}\n")
+
+
+def exit_code(report: dict[str, Any]) -> int:
+    """Of a command that shows it: 1 where a timed call was wrong, a case was left out, or no sampler was timed."""
+    wrong = any(each["wrong"] for each in report["calls"])
+    none = all(row["sampler"] == READ for row in report["rows"])
+    return int(wrong or report["interrupted"] or bool(report["not_timed"]) or none)
 
 
 def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Several runs on one machine as one report: more cases, or fewer samplers on the large ones.
 
-    reports: as `read` gives them. Raises ValueError where they are not of one device and one first sampler, or where
-    two hold one case.
+    reports: as `read` gives them. Raises ValueError where they are not of one device, its versions and one first
+    sampler, where two mean something else by a name, or hold one case.
     """
     first, *others = reports
     for name, of in (("device", _device), ("first sampler", _first)):
@@ -141,9 +142,11 @@ def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
     cases = [case for each in reports for case in {row["case"] for row in each["rows"]}]
     if twice := sorted(case for case in set(cases) if cases.count(case) > 1):
         raise ValueError(f"reports must hold different cases to be shown together, got {twice} more than once")
-    whole = {**first, "rounds": min(each["rounds"] for each in reports)}
+    whole = {**first, "rounds": min(each["rounds"] for each in reports), "samplers": dict(first["samplers"])}
     for each in others:
-        whole["samplers"] = whole["samplers"] | each["samplers"]
+        for name, factory in each["samplers"].items():
+            if whole["samplers"].setdefault(name, factory) != factory:
+                raise ValueError(f"reports must mean one sampler by a name, got two by {name!r}")
         for name in ("kinds", "not_timed", "slow_floors", "missing"):
             whole[name] = whole[name] + [entry for entry in each[name] if entry not in whole[name]]
         for name in ("calls", "rows", "seconds", "exposed"):
@@ -163,11 +166,14 @@ def _size(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def _device(report: dict[str, Any]) -> str:
-    return str(report["environment"].get("gpu", report["device"]))
+    """With what decides the kernels. An older driver, or another Python, changes little enough to be shown beside."""
+    environment = report["environment"]
+    names = ("gpu", "machine", "cuda", "torch", "triton")
+    return ", ".join(f"{name} {environment[name]}" for name in names if name in environment)
 
 
 def _first(report: dict[str, Any]) -> str:
-    return str(next(iter(report["samplers"].values())))
+    return " = ".join(next(iter(report["samplers"].items())))
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -6,14 +6,15 @@ import random
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from conformance.claims import Claims
 from conformance.evidence import Evidence
-from conformance.measure.clock import KINDS, Kind, clock_of
+from conformance.measure.clock import Kind, clock_of
 from conformance.measure.counts import Counts, count
 from conformance.measure.lane import Inputs, Lane, ReadLane, SamplerLane
 from conformance.measure.ratio import Ratio, paired_ratio
@@ -58,7 +59,10 @@ class Session:
             name: Subject(make, Claims.of(make), self.device, name_of(make), "measure", 0)
             for name, make in samplers.items()
         }
-        self.clock = clock_of(self.device)
+        try:
+            self.clock = clock_of(self.device)
+        except RuntimeError as error:
+            raise ValueError(f"device must have 1 GiB of memory to spare, got {str(self.device)!r}: {error}") from error
         self.environment = {**environment(self.device), **card(self.device)}
         self.seconds: dict[Timed, dict[int, float]] = {}
         self._rounds = 0
@@ -81,7 +85,8 @@ class Session:
                 raise ValueError(f"time must be one of {list(self.clock.kinds)} on {self.device}, got {each.kind!r}")
             if each.kind == "host" and each.sampler == READ:
                 raise ValueError(f"time must not be 'host' for {READ!r}: the host does nothing in it")
-            lane = self.lane(each.sampler, each.workload)
+            with _named(each):
+                lane = self.lane(each.sampler, each.workload)
             if each.kind == "graph" and isinstance(lane, SamplerLane):
                 lane.check_graph()
             self.seconds.setdefault(each, {})
@@ -90,11 +95,8 @@ class Session:
             random.Random(self._rounds).shuffle(order)  # noqa: S311  # an order, not a secret
             for each in order:
                 lane = self.lane(each.sampler, each.workload)
-                try:
+                with _named(each):
                     self.seconds[each][self._rounds] = lane.time(each.kind, self._rounds)
-                except Exception as error:
-                    error.add_note(f"in timing {each}")
-                    raise
             self._rounds += 1
             progress()
 
@@ -167,6 +169,16 @@ class Session:
         return timed.workload.read_bytes / self.median(timed)
 
 
+@contextmanager
+def _named(timed: Timed) -> Iterator[None]:
+    """An error says what was timed."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"(timing {timed})")
+        raise
+
+
 def card(device: torch.device) -> dict[str, str]:
     """The card's driver and clocks as they are now, where its tool is there to ask. Empty on a CPU."""
     program = shutil.which("nvidia-smi")
@@ -184,6 +196,3 @@ def card(device: torch.device) -> dict[str, str]:
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # the tool it found
     values = [value.strip() for value in found.stdout.strip().split(",")]
     return dict(zip(asked, values, strict=True)) if found.returncode == 0 and len(values) == len(asked) else {}
-
-
-__all__ = ["FLOOR_SHARE", "KINDS", "READ", "Session", "Timed", "card"]

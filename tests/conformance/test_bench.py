@@ -111,7 +111,7 @@ def test_calls_are_counted_and_checked(found: result.Bench) -> None:
 
 def test_a_wrong_sampler_is_marked_everywhere(found: result.Bench) -> None:
     assert {(row.case, row.sampler) for row in found.rows if row.wrong} == {(TOPK, "zero")}
-    assert found.exit_code == 1
+    assert result.exit_code(found.to_json()) == 1
     for sheet in tables.sheets(found.to_json()):
         (row,) = (row for row in sheet.rows if row[0] == TOPK)
         assert [tables.WRONG in cell for name, cell in zip(sheet.columns, row, strict=True) if "zero" in name] == [
@@ -142,7 +142,7 @@ def test_a_sampler_that_raises_is_named_and_the_others_go_on(found: result.Bench
     assert result.Missing(TOPK, "raising", "", "RuntimeError: no kernel for <this> | batch") in found.missing
     assert f"n/a: raising, {TOPK}: RuntimeError: no kernel for <this> | batch" in tables.remarks(found.to_json())
     alone = bench({"raising": Raising}, [TOPK], rounds=ROUNDS)
-    assert alone.exit_code == 1
+    assert result.exit_code(alone.to_json()) == 1
     assert alone.rows == []
     assert alone.to_json()["best_rate"] is None
 
@@ -151,7 +151,7 @@ def test_results_of_another_shape_are_wrong() -> None:
     found = bench({"odd": Misshapen}, [TOPK], kinds=["cold"], rounds=ROUNDS)
     ((finding,),) = (each.wrong for each in found.calls if each.sampler == "odd")
     assert finding.asked == "a call gives int64 [2]"
-    assert found.exit_code == 1
+    assert result.exit_code(found.to_json()) == 1
 
 
 @pytest.mark.usefixtures("disarmed")
@@ -164,10 +164,11 @@ def test_what_is_raised_between_rounds_is_told_of_whom_it_can_be_told(when: str)
     found = bench(samplers, [TOPK], kinds=["cold"], rounds=ROUNDS, progress=arm)
     told = [each for each in found.missing if each.case]
     if when == "always":
-        assert told == [result.Missing(TOPK, "armed", "cold", "RuntimeError: fired")]
+        assert told == [result.Missing(TOPK, "armed", "cold", f"RuntimeError: fired (timing armed on {TOPK} (cold))")]
         assert {row.sampler for row in found.rows} == {READ, "torch"}
     else:
         why = "one of them raised beside the others, and none alone: RuntimeError: fired"
+        why += f" (timing armed on {TOPK} (cold))"
         assert told == [result.Missing(TOPK, "", "", why)]
         assert found.rows == []
 
@@ -192,7 +193,7 @@ def test_a_run_ends_where_cuda_is_broken(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.not_timed == cases[1:]
     assert found.missing[-1].sampler in {READ, "armed"}
     assert found.missing[-1].why.endswith("This left CUDA broken: nothing more can be timed in its process")
-    assert found.exit_code == 1
+    assert result.exit_code(found.to_json()) == 1
     assert "ended early, and not timed: " + ", ".join(cases[1:]) in tables.remarks(found.to_json())
 
 
@@ -207,7 +208,7 @@ def test_an_interruption_keeps_what_was_done(step: int) -> None:
     found = bench({"torch": TorchComposition}, [TOPK, BOTH], kinds=["cold"], rounds=ROUNDS, progress=interrupt)
     assert {(row.case, row.sampler) for row in found.rows} == {(TOPK, READ), (TOPK, "torch")}
     assert {each.case for each in found.calls} == {TOPK}
-    assert (found.interrupted, found.not_timed, found.exit_code) == (True, [BOTH], 1)
+    assert (found.interrupted, found.not_timed, result.exit_code(found.to_json())) == (True, [BOTH], 1)
     assert tables.remarks(found.to_json())[-1] == f"interrupted, and not timed: {BOTH}"
 
 
@@ -215,7 +216,7 @@ def test_what_there_is_after_each_case_can_be_kept() -> None:
     kept: list[tuple[set[str], list[str], int]] = []
 
     def keep(found: Bench) -> None:
-        kept.append(({row.case for row in found.rows}, list(found.not_timed), found.exit_code))
+        kept.append(({row.case for row in found.rows}, list(found.not_timed), result.exit_code(found.to_json())))
 
     bench({"torch": TorchComposition}, [TOPK, BOTH], kinds=["cold"], rounds=ROUNDS, keep=keep)
     assert kept == [({TOPK}, [BOTH], 1)], "the last is what is returned"

@@ -75,7 +75,7 @@ def test_the_committed_budgets_can_be_read(file: str) -> None:
         ((HEAD.replace("cpu", "tpu"), COUNT), r"device must be one of \['cpu', 'cuda'\], got 'tpu'"),
         ((HEAD, "rounds = 3", COUNT), "rounds must be an int of at least 8, got 3"),
         ((HEAD, "rounds = 16\nmost_rounds = 12", COUNT), "most_rounds must be at least rounds, 16, got 12"),
-        ((HEAD, "margin = 5", COUNT), "margin must be a number between 0 and 1, got 5"),
+        ((HEAD, "margin = -5", COUNT), "margin must be a number of at least 0, got -5"),
         ((HEAD, 'undecided = "retry"', COUNT), r"undecided must be one of \['pass', 'fail'\], got 'retry'"),
         ((HEAD, "colour = 1", COUNT), r"keys must be among .* got \['colour'\]"),
         ((HEAD, AGAINST, COUNT), r"against must name samplers that some budget is over, got \['other'\]"),

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from conformance.__main__ import main
-from conformance.measure import READ, Session, Timed, Workload
+from conformance.measure import READ, Ratio, Session, Timed, Workload
 from conformance.measure.budgets import SAMPLER, load
-from conformance.measure.gate import Judgement, gate, new_budgets
+from conformance.measure.gate import Judgement, _measured, gate, new_budgets
 from reference import ReferenceSampling
 from tests.conformance.test_budgets import AGAINST, CASES, COUNT, HEAD, RATIO, write
 
 SELF = AGAINST.replace("conformance.measure.baselines:TorchComposition", "reference:ReferenceSampling")
 ROUNDS = "rounds = 16\nmost_rounds = 64\n"
-"""With what is ten times as slow, and budgets half way between, as factors: real times, on machines that do other things too."""
+"""With what is ten times as slow, and budgets half way between: real times, on machines that do other things too."""
 
 
 class Tenfold(ReferenceSampling):
@@ -62,7 +62,9 @@ class Scripted:
         self.ratio, self.noise = ratio, noise
         self.rounds: list[int] = []
 
-    def __call__(self, session: Session, timed: Iterable[Timed], rounds: int, progress: Callable[[], None]) -> None:
+    def __call__(
+        self, session: Session, timed: Iterable[Timed], rounds: int, progress: Callable[[], None] = lambda: None
+    ) -> None:
         timed = list(dict.fromkeys(timed))
         before = {each: dict(session.seconds.get(each, {})) for each in timed}
         MEASURE(session, timed, 1)
@@ -124,18 +126,35 @@ def test_an_undecided_budget_means_what_the_owner_of_the_gate_says(
     assert judged(tmp_path, HEAD, SELF, RATIO, undecided=undecided).passed == passed
 
 
-def test_false_alarms_are_as_rare_as_the_confidence_says(
-    tmp_path: Path, scripted: Callable[[float, float], Scripted]
-) -> None:
+class Drawn(Session):
+    """Has times that are drawn, and no samplers."""
+
+    def __init__(self, ratio: float, noise: float, seed: int) -> None:
+        self.seconds, self._rng = {}, np.random.default_rng(seed)
+        self._ratio, self._noise = ratio, noise
+
+    def time(self, timed: Iterable[Timed], rounds: int, progress: Callable[[], None] = lambda: None) -> None:
+        for each in dict.fromkeys(timed):
+            held = self.seconds.setdefault(each, {})
+            factor = self._ratio if each.sampler == SAMPLER else 1.0
+            for value in factor * self._rng.lognormal(0, self._noise, rounds):
+                held[len(held)] = float(value)
+        progress()
+
+
+def test_false_alarms_are_as_rare_as_the_confidence_says(tmp_path: Path) -> None:
     # A ratio that is exactly the budget, at 99 % over all looks, so at most 0.5 % on each side. Six or more failures of
     # 100 come with a probability of 2e-5.
-    statuses = []
-    for seed in range(100):
-        script = scripted(2.5, 0.1)
-        script.rounds = [0] * (1000 * seed)  # another seed
-        statuses += [each.status for each in judged(tmp_path, HEAD, SELF, RATIO).verdicts]
-    assert statuses.count("fail") < 6
-    assert statuses.count("undecided") > 90
+    budgets = load(write(tmp_path, HEAD, SELF, RATIO))
+    (budget,) = budgets.budgets
+    found = [
+        _measured(Drawn(budget.at_most, 0.1, seed), budgets, [budget], lambda: None)[budget.number]
+        for seed in range(100)
+    ]
+    assert all(isinstance(each, Ratio) for each in found)
+    low, high = (np.array([getattr(each, end) for each in found]) for end in ("low", "high"))
+    assert (low > budget.at_most).sum() < 6
+    assert (high <= budget.at_most).sum() < 6
 
 
 def test_what_takes_ten_times_as_long_fails(tmp_path: Path) -> None:
@@ -274,3 +293,45 @@ class TestCommand:
         assert error.startswith("error: ")
         assert error.count("\n") == 1
         assert says in error
+
+
+class CachesByAddress(ReferenceSampling):
+    """Draws again what it drew of the logits that lay there the last time."""
+
+    def __init__(self, vocab_size: int, rng: torch.Generator) -> None:
+        super().__init__(vocab_size, rng)
+        self._kept: dict[int, Tensor] = {}
+
+    def sample_kernel(self, logits: Tensor, n: int, context: Any, **call: Any) -> Tensor:
+        if logits.data_ptr() not in self._kept:
+            self._kept[logits.data_ptr()] = logits.clone()
+        return super().sample_kernel(self._kept[logits.data_ptr()], n, context, **call)
+
+
+class Leaves(ReferenceSampling):
+    """Ends its process where it can."""
+
+    def sample_kernel(self, logits: Tensor, n: int, context: Any, **call: Any) -> Tensor:  # noqa: ARG002  # the contract's
+        raise SystemExit(0)
+
+
+def test_what_is_only_counted_is_checked_too(tmp_path: Path) -> None:
+    found = judged(tmp_path, HEAD, COUNT, sampler=OutsideTheFilter)
+    assert [each.status for each in found.verdicts] == ["wrong"]
+
+
+def test_a_cache_that_goes_by_addresses_is_seen(tmp_path: Path) -> None:
+    found = judged(tmp_path, HEAD, COUNT.replace("n2-V64-fp32-topk5", "n2-V4096-fp32-topk5"), sampler=CachesByAddress)
+    assert [each.status for each in found.verdicts] == ["wrong"]
+
+
+def test_a_sampler_that_would_end_the_process_is_wrong(tmp_path: Path) -> None:
+    found = judged(tmp_path, HEAD, ROUNDS, SELF, RATIO, COUNT, sampler=Leaves)
+    assert [(each.status, each.note[:10]) for each in found.verdicts] == [("wrong", "SystemExit")] * 2
+    assert not found.passed
+
+
+def test_an_error_says_of_whom(tmp_path: Path) -> None:
+    budgets = load(write(tmp_path, HEAD, ROUNDS, AGAINST, RATIO))
+    found = gate(budgets, {SAMPLER: ReferenceSampling, "other": Leaves})
+    assert found.verdicts[0].note.startswith("SystemExit: 0")

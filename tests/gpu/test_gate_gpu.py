@@ -31,6 +31,8 @@ COUNTED = "n256-V128256-bf16-topk50-varied: "
 )
 def test_counts_are_exact(sampler: Callable[..., Any], only: str, fails: set[str]) -> None:
     found = gate(load(BUDGETS), {SAMPLER: sampler}, only=only)
+    assert found.verdicts
+    assert not found.count("wrong")
     assert {each.budget.count for each in found.verdicts if each.status == "fail"} == fails
 
 
