@@ -82,7 +82,7 @@ def heading(report: Json) -> list[str]:
     lines = [", ".join([found.get("gpu") or f"a CPU ({found.get('machine', 'unknown')})", *versions])]
     lines.append(
         f"{_rounds(report)} rounds, each with all samplers of a case side by side: medians, and ratios, ± the further "
-        f"end of their intervals of {report['confidence']:.0%}. The run took {report['seconds']:.0f} s."
+        f"end of their intervals of {report['confidence']:.0%}. It took {report['seconds']:.0f} s."
     )
     clocks = [
         f"{name} {found[name]}" + (f", then {after[name]}" if name in after else "")

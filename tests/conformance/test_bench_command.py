@@ -58,7 +58,7 @@ TORCH = "bench --sampler=conformance.measure.baselines:TorchComposition"
         ("bench --sampler=torch", "--sampler must be module:attribute, got 'torch'"),
         (
             f"bench --sampler=a={__name__}:nothing",
-            f"--sampler must name something that can be called, got 'a={__name__}:",
+            f"--sampler must name something that can be called, got '{__name__}:",
         ),
         (
             f"{TORCH} --sampler=read={BENCH}:Raising",
