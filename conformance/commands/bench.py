@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.commands.pages import STDOUT, check_targets
+from conformance.commands.wide import wide_console
 from conformance.measure import result, tables
 from conformance.measure.bench import ROUNDS, WORKLOADS, bench
 from conformance.measure.clock import KINDS
@@ -63,7 +64,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 def _bench(options: argparse.Namespace) -> int:
     check_targets(report=options.report, markdown=options.markdown, roofline=options.roofline)
     roofline = _roofline() if options.roofline else None
-    console = Console(stderr=options.markdown == STDOUT)
+    console = wide_console(stderr=options.markdown == STDOUT)
     if options.earlier:
         given = [
             name

@@ -14,6 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from conformance.commands.pages import STDOUT, check_targets
+from conformance.commands.wide import wide_console
 from conformance.measure import budgets as files
 from conformance.measure.budgets import SAMPLER, Budgets
 from conformance.measure.files import write_whole
@@ -21,9 +22,6 @@ from conformance.measure.gate import Judgement, Verdict, gate, new_budgets
 from conformance.measure.ratio import Ratio
 from conformance.report.markdown import inert
 from conformance.siblings import load_factory
-
-_LOG_WIDTH = 150
-"""Columns where there is no terminal: an id that is broken in two cannot be searched for in a log."""
 
 _COLOUR = {"pass": "green", "fail": "bold red", "undecided": "yellow", "wrong": "bold red"}
 _HEADER = ("budget", "verdict", "measured", "interval", "at most", "rounds")
@@ -58,9 +56,7 @@ def _gate(options: argparse.Namespace) -> int:
         check_targets(budgets=options.budgets)
     budgets = files.load(options.budgets)
     samplers = _samplers(options, budgets)
-    console = Console(stderr=options.markdown == STDOUT)
-    if not console.is_terminal:
-        console = Console(stderr=console.stderr, width=_LOG_WIDTH)
+    console = wide_console(stderr=options.markdown == STDOUT)
     columns = TextColumn("{task.description}"), TextColumn("round {task.completed}"), TimeElapsedColumn()
     # Drawn between rounds alone: a thread that draws would take its time from the calls that are timed.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
