@@ -14,8 +14,7 @@ Every check that an entry names must fail, so that a fault that is mended is not
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,25 @@ from typing import Any
 from conformance.clauses import TIERS
 from conformance.report import Result
 from conformance.subject import SPEC_VERSION
+from conformance.toml_file import Keys, check_keys, read
 
-_LINE = (r".*\S.*", "a line of text")
-_REQUIRED = {"match": _LINE, "reason": _LINE, "link": (r"https?://\S+", "an address, http://... or https://...")}
-_KEYS = {
-    **_REQUIRED,
-    "until": (r"\d+\.\d+", f"a version of the spec, such as {SPEC_VERSION!r}"),
-    "tier": ("|".join(TIERS), f"one of {sorted(TIERS)}"),
-    "device": ("cpu|cuda", "one of ['cpu', 'cuda']"),
+
+def _matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+_LINE = (_matches(r".*\S.*"), "a line of text")
+_REQUIRED: Keys = {
+    "match": _LINE,
+    "reason": _LINE,
+    "link": (_matches(r"https?://\S+"), "an address, http://... or https://..."),
 }
-"""What each key may hold, as a pattern and in words."""
+_KEYS: Keys = {
+    **_REQUIRED,
+    "until": (_matches(r"\d+\.\d+"), f"a version of the spec, such as {SPEC_VERSION!r}"),
+    "tier": (_matches("|".join(TIERS)), f"one of {sorted(TIERS)}"),
+    "device": (_matches("cpu|cuda"), "one of ['cpu', 'cuda']"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,10 +100,7 @@ def load(path: str | Path) -> ExpectedFailures:
     Raises ValueError, with file, entry, key, value and what is allowed, for whatever is wrong with it.
     """
     path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOML and UTF-8 that are none are ValueErrors
-        raise ValueError(f"{path}: expected_failures must be TOML that can be read: {error}") from error
+    data = read(path, "expected_failures")
     entries = data.pop("expected-failure", [])
     if data:
         raise ValueError(f"{path}: keys must be [[expected-failure]] alone, got {sorted(data)}")
@@ -112,14 +117,7 @@ def settle(result: Result, reasons: Mapping[str, str]) -> Result:
 
 
 def _entry(path: Path, number: int, values: dict[str, Any]) -> Entry:
-    if unknown := sorted(set(values) - set(_KEYS)):
-        raise ValueError(f"{path}: entry {number}: keys must be among {list(_KEYS)}, got {unknown}")
-    if missing := [key for key in _REQUIRED if key not in values]:
-        raise ValueError(f"{path}: entry {number}: {missing[0]} must be given, got {values!r}")
-    for key, value in values.items():
-        pattern, allowed = _KEYS[key]
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise _wrong(path, number, key, value, allowed)
+    check_keys(f"{path}: entry {number}", values, _KEYS, _REQUIRED)
     entry = Entry(number, **values)
     if entry.until is not None and _version(entry.until) <= _version(SPEC_VERSION):
         raise _wrong(path, number, "until", entry.until, f"later than {SPEC_VERSION}, the spec's version: it expired")

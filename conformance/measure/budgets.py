@@ -36,7 +36,6 @@ they are doubled while a budget is undecided; `confidence = 0.99` of each verdic
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +46,7 @@ from conformance.measure.counts import COUNTS
 from conformance.measure.ratio import LEAST_ROUNDS, least_rounds
 from conformance.measure.session import READ, Timed
 from conformance.measure.workload import Workload
+from conformance.toml_file import Keys, check_keys, read
 
 SAMPLER = "sampler"
 """The name of the sampler under test in a session of the gate."""
@@ -133,7 +133,7 @@ def _one_of(*values: str) -> tuple[Any, str]:
     return (lambda value: value in values), f"one of {list(values)}"
 
 
-_FILE_KEYS: dict[str, tuple[Any, str]] = {
+_FILE_KEYS: Keys = {
     "sampler": _TEXT,
     "device": _one_of("cpu", "cuda"),
     "measured_on": (lambda value: isinstance(value, str), "a line of text"),
@@ -143,7 +143,7 @@ _FILE_KEYS: dict[str, tuple[Any, str]] = {
     "undecided": _one_of("pass", "fail"),
     "margin": _NUMBER,
 }
-_BUDGET_KEYS: dict[str, tuple[Any, str]] = {
+_BUDGET_KEYS: Keys = {
     "case": _TEXT,
     "at_most": _NUMBER,
     "reason": _TEXT,
@@ -153,7 +153,6 @@ _BUDGET_KEYS: dict[str, tuple[Any, str]] = {
     "count": _one_of(*COUNTS),
     "fixed": (lambda value: type(value) is bool, "true or false"),
 }
-"""What each key may hold, as a test and in words."""
 
 
 def load(path: str | Path) -> Budgets:
@@ -162,10 +161,7 @@ def load(path: str | Path) -> Budgets:
     Raises ValueError, with file, budget, key, value and what is allowed, for whatever is wrong with it.
     """
     path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOML and UTF-8 that are none are ValueErrors
-        raise ValueError(f"{path}: budgets must be TOML that can be read: {error}") from error
+    data = read(path, "budgets")
     entries, against = data.pop("budget", []), data.pop("against", {})
     if not isinstance(entries, list) or not entries or not all(isinstance(each, dict) for each in entries):
         raise ValueError(f"{path}: budget must be tables, each under [[budget]], at least one, got {entries!r}")
@@ -175,7 +171,7 @@ def load(path: str | Path) -> Budgets:
             f'{path}: against must hold lines of name = "module:factory", with names other than '
             f"{READ!r} and {SAMPLER!r}, got {against!r}"
         )
-    _check_keys(f"{path}", data, _FILE_KEYS, ("sampler", "device"))
+    check_keys(f"{path}", data, _FILE_KEYS, ("sampler", "device"))
     budgets = tuple(_budget(path, number, each, data["device"], against) for number, each in enumerate(entries, 1))
     by_id: dict[str, Budget] = {}
     for budget in budgets:
@@ -194,7 +190,7 @@ def load(path: str | Path) -> Budgets:
 
 def _budget(path: Path, number: int, values: dict[str, Any], device: str, against: Mapping[str, str]) -> Budget:
     where = f"{path}: budget {number}"
-    _check_keys(where, values, _BUDGET_KEYS, ("case", "at_most", "reason"))
+    check_keys(where, values, _BUDGET_KEYS, ("case", "at_most", "reason"))
     given = [key for key in ("over", "over_case", "count") if key in values]
     if len(given) != 1 or ("time" in values) != (given != ["count"]):
         raise ValueError(f"{where}: it must have time and over, time and over_case, or count, got {sorted(values)}")
@@ -215,19 +211,6 @@ def _budget(path: Path, number: int, values: dict[str, Any], device: str, agains
     if (budget.time, budget.over) == ("host", READ):
         raise ValueError(f"{where}: time must not be 'host' over {READ!r}: the host does nothing in it")
     return budget
-
-
-def _check_keys(
-    where: str, values: Mapping[str, Any], keys: Mapping[str, tuple[Any, str]], required: tuple[str, ...]
-) -> None:
-    if unknown := sorted(set(values) - set(keys)):
-        raise ValueError(f"{where}: keys must be among {list(keys)}, got {unknown}")
-    if missing := [key for key in required if key not in values]:
-        raise ValueError(f"{where}: {missing[0]} must be given, got {sorted(values)}")
-    for key, value in values.items():
-        right, allowed = keys[key]
-        if not right(value):
-            raise ValueError(f"{where}: {key} must be {allowed}, got {value!r}")
 
 
 def rewriter() -> Any:
